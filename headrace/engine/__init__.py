@@ -1,0 +1,1 @@
+"""Requests, the scheduler, KV blocks and the step loop."""

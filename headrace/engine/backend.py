@@ -1,0 +1,76 @@
+"""The seam: what the engine asks of whatever runs the model.
+
+A step has two kinds of work. A prompt chunk fills KV and gives nothing back (`Prefiller`). A decode row feeds
+one token of one sequence, whose KV up to there exists, and gives the tokens that follow (`DecodeBackend`). The
+last token of a prompt is fed as a decode row, so that all sampling happens in one place.
+
+All calls come from the engine's thread. One call of `run` takes several steps and hands the tokens over as
+they are made: the backend feeds each row its own new token, stops rows that ended, and leaves off at the end
+of a step when `interrupt` is set. Blocks that a running call can read stay allocated until it is exhausted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from headrace.model.batch import Span
+from headrace.model.kv import BlockTables
+from headrace.model.sampler import Sampled
+from headrace.model.sampling import SamplingParams
+
+
+class Interrupt(Protocol):
+    """A flag that another thread may set; `threading.Event` is one."""
+
+    def is_set(self) -> bool: ...
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeRow:
+    """One row: feed `token` at `position` of a sequence, and sample what follows.
+
+    `tables` cover every visible position up to position + steps - 1. `prompt` and `output` are the sequence's
+    own lists (the penalties count them); the engine appends each token to `output` before it asks for the
+    next step. The row ends after `max_tokens` tokens, or after one of `stop_token_ids`, which it returns as
+    well. `seed` is the request's own or the one drawn for it. `slot` numbers the running sequences from 0: a
+    backend may keep state of a sequence under it.
+    """
+
+    slot: int
+    token: int
+    position: int
+    tables: BlockTables
+    prompt: Sequence[int]
+    output: Sequence[int]
+    params: SamplingParams
+    seed: int
+    max_tokens: int
+    stop_token_ids: frozenset[int]
+
+    def ends(self, token: int, made: int) -> bool:
+        """Whether the row is over once `token` is the last of `made` tokens."""
+        return made >= self.max_tokens or token in self.stop_token_ids
+
+
+class Prefiller(Protocol):
+    """Fills the KV of prompt chunks."""
+
+    def prefill(self, chunks: Sequence[Span]) -> None: ...
+
+
+class DecodeBackend(Protocol):
+    """Runs decode rows: at most `max_rows` in one call, at most `max_steps` steps."""
+
+    name: str
+    max_rows: int
+    max_steps: int
+
+    def prepare(self) -> None:
+        """Get ready (compile, pack, allocate), once, before the first `run`."""
+
+    def run(
+        self, rows: Sequence[DecodeRow], steps: int, interrupt: Interrupt
+    ) -> Iterator[Sequence[Sampled | None]]:
+        """Up to `steps` steps, one item each: what every row made, or None where the row had ended."""

@@ -1,0 +1,180 @@
+"""From options to an engine: how large the KV pool is, which backend decodes, what fits."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from headrace.engine.backend import DecodeBackend, Prefiller
+from headrace.engine.blocks import BlockManager
+from headrace.engine.engine import Engine
+from headrace.engine.scheduler import Scheduler
+from headrace.engine.torch_backend import TorchBackend
+from headrace.model.config import KVGroup, ModelConfig
+from headrace.model.kv import BLOCK_TOKENS, KVCache, block_bytes, blocks_for
+from headrace.model.tokenizer import Tokenizer
+from headrace.model.transformer import Model
+
+DECODE_BACKENDS = ("torch",)
+
+
+class OptionError(ValueError):
+    """An engine option that cannot work; `option` names it, the message says what to do."""
+
+    def __init__(self, option: str, message: str) -> None:
+        super().__init__(f"{option}: {message}")
+        self.option = option
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineOptions:
+    """How an engine is sized.
+
+    max_sequences   sequences that run at the same time; further ones wait
+    max_context     tokens of prompt and answer together; None: what the model and the pool allow
+    prefill_chunk   tokens of prompts that one step takes in
+    kv_memory       bytes of the KV pool; None: as much as is free, but not more than could be used
+    queue           requests that may wait
+    steps           decode steps that one call of the backend may take
+    decode          which backend decodes: one of DECODE_BACKENDS
+
+    Raises OptionError for a value that no model could be run with.
+    """
+
+    max_sequences: int = 16
+    max_context: int | None = None
+    prefill_chunk: int = 512
+    kv_memory: int | None = None
+    queue: int = 256
+    steps: int = 16
+    decode: str = "torch"
+
+    def __post_init__(self) -> None:
+        for option in ("max_sequences", "prefill_chunk", "queue", "steps"):
+            if getattr(self, option) < 1:
+                raise OptionError(option, f"is {getattr(self, option)}; give a number from 1 up")
+        if self.max_context is not None and self.max_context < 2:
+            raise OptionError("max_context", f"is {self.max_context}; a prompt and an answer need 2 tokens")
+        if self.decode not in DECODE_BACKENDS:
+            known = ", ".join(DECODE_BACKENDS)
+            raise OptionError("decode", f"{self.decode!r} is not a backend; choose one of: {known}")
+
+
+def build_engine(model: Model, tokenizer: Tokenizer, options: EngineOptions) -> Engine:
+    """An engine over `model`, its KV pool allocated on the model's device.
+
+    Raises OptionError if the pool that `options` allow cannot hold one sequence.
+    """
+    parameter = next(model.parameters())
+    sizes, max_context = size_pool(
+        model.config, options, available=_available_memory(parameter.device), dtype=parameter.dtype
+    )
+    cache = KVCache(model.config, sizes, dtype=parameter.dtype, device=parameter.device)
+    backend = TorchBackend(model, cache, max_rows=options.max_sequences, max_steps=options.steps)
+    backend.prepare()
+    return assemble_engine(
+        backend=backend,
+        prefiller=backend,
+        tokenizer=tokenizer,
+        config=model.config,
+        sizes=sizes,
+        max_context=max_context,
+        options=options,
+    )
+
+
+def size_pool(
+    config: ModelConfig, options: EngineOptions, *, available: int, dtype: torch.dtype
+) -> tuple[dict[KVGroup, int], int]:
+    """Blocks of each group, and the context that they allow.
+
+    The sliding layers of one sequence never hold more than a window, the chunk or call under way, and the
+    blocks that these begin and end in; beyond that for every sequence, all memory goes to the full layers.
+
+    Raises OptionError if not even one sequence fits.
+    """
+    budget = available if options.kv_memory is None else options.kv_memory
+    wanted = min(options.max_context or config.max_positions, config.max_positions)
+    if options.max_context is not None and options.max_context > config.max_positions:
+        raise OptionError(
+            "max_context",
+            f"is {options.max_context}, but the model was made for at most {config.max_positions} tokens",
+        )
+    costs = {
+        group: block_bytes(config, group, dtype.itemsize) for group in KVGroup if config.layers_in(group)
+    }
+    sliding = _sliding_blocks(config, options)
+    most = options.max_sequences * blocks_for(wanted)
+    blocks = _fit(costs, sliding, most, budget)
+    context = min(wanted, blocks * BLOCK_TOKENS)
+    least = min(wanted, options.max_context or 2 * BLOCK_TOKENS)
+    if context < least:
+        needed = sum(cost * blocks_for(least) for cost in costs.values())
+        raise OptionError(
+            "kv_memory",
+            f"{budget / 2**20:.0f} MiB hold {context} tokens of KV, but {least} need {needed / 2**20:.0f} MiB; "
+            "give more memory or a smaller max_context",
+        )
+    sizes = {group: blocks if group is KVGroup.FULL else min(blocks, sliding) for group in costs}
+    return sizes, context
+
+
+def assemble_engine(
+    *,
+    backend: DecodeBackend,
+    prefiller: Prefiller,
+    tokenizer: Tokenizer,
+    config: ModelConfig,
+    sizes: Mapping[KVGroup, int],
+    max_context: int,
+    options: EngineOptions,
+) -> Engine:
+    """An engine from its parts."""
+    scheduler = Scheduler(
+        BlockManager(sizes, window=config.window),
+        max_sequences=options.max_sequences,
+        chunk_tokens=options.prefill_chunk,
+        max_steps=min(options.steps, backend.max_steps),
+    )
+    return Engine(
+        backend=backend,
+        prefiller=prefiller,
+        scheduler=scheduler,
+        tokenizer=tokenizer,
+        max_context=max_context,
+        queue=options.queue,
+    )
+
+
+def _sliding_blocks(config: ModelConfig, options: EngineOptions) -> int:
+    if config.window is None:
+        return 0
+    resting = blocks_for(config.window) + 1 + blocks_for(options.steps)
+    return options.max_sequences * resting + blocks_for(options.prefill_chunk) + 1
+
+
+def _fit(costs: Mapping[KVGroup, int], sliding: int, most: int, budget: int) -> int:
+    """The largest n <= most such that n full blocks and min(n, sliding) sliding blocks cost at most budget.
+
+    In a model that has only sliding layers n counts positions that need no memory beyond the window.
+    """
+    full_cost, sliding_cost = costs.get(KVGroup.FULL, 0), costs.get(KVGroup.SLIDING, 0)
+    together = budget // (full_cost + sliding_cost)
+    if together <= sliding or not sliding_cost:
+        return min(most, together)
+    if not full_cost:
+        return most
+    return min(most, (budget - sliding * sliding_cost) // full_cost)
+
+
+def _available_memory(device: torch.device) -> int:
+    """Bytes that the KV pool may take: most of what is free on a GPU, a part of it on a shared host."""
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return int(free * 0.9)
+    if hasattr(os, "sysconf") and "SC_AVPHYS_PAGES" in os.sysconf_names:
+        return int(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") * 0.25)
+    return 2**31

@@ -1,0 +1,212 @@
+"""The engine: a step is schedule, run, postprocess.
+
+`Engine.step` is the main loop's body. One thread owns the engine and calls it; `submit` and `cancel` may be
+called from any thread and take effect at the next step's start (a cancellation interrupts a call that is
+under way, so that this is at most one step of the model away).
+"""
+
+from __future__ import annotations
+
+import collections
+import threading
+from collections.abc import Iterator
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+from headrace.engine.backend import DecodeBackend, Prefiller
+from headrace.engine.blocks import BlockManager
+from headrace.engine.request import (
+    ContextLengthError,
+    FinishReason,
+    Output,
+    OutputSink,
+    QueueFullError,
+    Request,
+)
+from headrace.engine.scheduler import Plan, Scheduler
+from headrace.engine.sequence import NO_SLOT, Sequence
+from headrace.engine.text import TextAssembler
+from headrace.model.sampler import Sampled
+from headrace.model.sampling import SamplingParams
+from headrace.model.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class EngineState:
+    """A snapshot for those who look in from outside."""
+
+    running: int
+    waiting: int
+    preemptions: int
+    free_blocks: dict[str, int]
+
+
+class Engine:
+    """Requests in, tokens out."""
+
+    def __init__(
+        self,
+        *,
+        backend: DecodeBackend,
+        prefiller: Prefiller,
+        scheduler: Scheduler,
+        tokenizer: Tokenizer,
+        max_context: int,
+        queue: int,
+    ) -> None:
+        self.max_context = max_context
+        self._backend = backend
+        self._prefiller = prefiller
+        self._scheduler = scheduler
+        self._tokenizer = tokenizer
+        self._queue = queue
+        self._lock = threading.Lock()  # guards the two inboxes
+        self._arrived: collections.deque[Sequence] = collections.deque()
+        self._cancelled: set[Request] = set()
+        self._live: dict[Request, Sequence] = {}
+        self._interrupt = threading.Event()
+
+    # Any thread.
+
+    def submit(self, prompt: Seq[int], params: SamplingParams, sink: OutputSink) -> Request:
+        """Queue a request.
+
+        Raises ContextLengthError if it cannot fit into the context, QueueFullError if too many wait.
+        """
+        request = self._make_request(prompt, params, sink)
+        sequence = Sequence(
+            request=request,
+            blocks=self._scheduler.blocks.new_sequence(),
+            assembler=TextAssembler(self._tokenizer.stream(), params.stop),
+        )
+        with self._lock:
+            if len(self._arrived) + len(self._scheduler.waiting) >= self._queue:
+                raise QueueFullError(f"{self._queue} requests are waiting already; try again later")
+            self._arrived.append(sequence)
+        self._interrupt.set()
+        return request
+
+    def cancel(self, request: Request) -> None:
+        """End a request, wherever it is. Does nothing for one that has ended."""
+        with self._lock:
+            self._cancelled.add(request)
+        self._interrupt.set()
+
+    def _make_request(self, prompt: Seq[int], params: SamplingParams, sink: OutputSink) -> Request:
+        left = self.max_context - len(prompt)
+        if not prompt:
+            raise ValueError("the prompt has no tokens; give at least one")
+        if left < 1 or (params.max_tokens or 0) > left:
+            raise ContextLengthError(
+                limit=self.max_context, prompt=len(prompt), requested=params.max_tokens
+            )
+        stops = set(params.stop_token_ids)
+        if not params.ignore_eos:
+            stops.update(self._tokenizer.eos_token_ids)
+        request = Request(
+            prompt=list(prompt),
+            params=params,
+            sink=sink,
+            max_tokens=left if params.max_tokens is None else params.max_tokens,
+            stop_token_ids=frozenset(stops),
+        )
+        if params.seed is not None:
+            request.seed = params.seed
+        return request
+
+    # The engine's thread.
+
+    def step(self) -> bool:
+        """Run one step for everybody. False if there was nothing to do."""
+        plan = self.schedule()
+        for sampled in self.run(plan):
+            self.postprocess(plan, sampled)
+        self._scheduler.reclaim()
+        return bool(plan) or bool(self._live)
+
+    def schedule(self) -> Plan:
+        """Take in what arrived and was cancelled, and decide what runs."""
+        self._interrupt.clear()
+        with self._lock:
+            arrived, self._arrived = self._arrived, collections.deque()
+            cancelled, self._cancelled = self._cancelled, set()
+            self._scheduler.waiting.extend(arrived)
+        for sequence in arrived:
+            self._live[sequence.request] = sequence
+        for request in cancelled:
+            self._drop(request)
+        return self._scheduler.schedule()
+
+    def run(self, plan: Plan) -> Iterator[Seq[Sampled | None]]:
+        """The plan's chunks, then its rows; yields what the rows made, step by step."""
+        if plan.chunks:
+            self._prefiller.prefill(plan.chunks)
+            for span, sequence in zip(plan.chunks, plan.chunk_owners, strict=True):
+                sequence.computed = span.end
+        if plan.rows:
+            yield from self._backend.run(plan.rows, plan.steps, self._interrupt)
+
+    def postprocess(self, plan: Plan, sampled: Seq[Sampled | None]) -> None:
+        """Append each row's token, end those that are done, and tell whoever waits."""
+        for sequence, item in zip(plan.row_owners, sampled, strict=True):
+            if item is not None and not sequence.ended:
+                sequence.computed += 1
+                self._append(sequence, item)
+
+    def fail(self, message: str) -> None:
+        """End every request with an error; the engine is of no use afterwards."""
+        with self._lock:
+            sequences = [*self._live.values(), *self._arrived]
+            self._arrived.clear()
+        for sequence in sequences:
+            sequence.request.sink(Output("", (), finish_reason=FinishReason.ERROR, error=message))
+        self._live.clear()
+
+    def check(self) -> None:
+        """Raise RuntimeError if a block or slot has leaked."""
+        self._scheduler.check()
+
+    @property
+    def state(self) -> EngineState:
+        scheduler = self._scheduler
+        return EngineState(
+            running=len(scheduler.running),
+            waiting=len(scheduler.waiting) + len(self._arrived),
+            preemptions=scheduler.preemptions,
+            free_blocks={group.value: pool.free for group, pool in scheduler.blocks.pools.items()},
+        )
+
+    def _append(self, sequence: Sequence, sampled: Sampled) -> None:
+        request = sequence.request
+        token = sampled.token
+        request.output.append(token)
+        reason: FinishReason | None = None
+        text = ""
+        if token in request.stop_token_ids:
+            reason = FinishReason.STOP
+        else:
+            text, stopped = sequence.assembler.push_token(token)
+            if stopped:
+                reason = FinishReason.STOP
+            elif len(request.output) >= request.max_tokens:
+                reason = FinishReason.LENGTH
+        if reason is not None:
+            text += sequence.assembler.finish()
+            self._end(sequence)
+        logprobs = () if sampled.logprobs is None else (sampled.logprobs,)
+        request.sink(Output(text, (token,), logprobs, reason))
+
+    def _drop(self, request: Request) -> None:
+        """Cancel a request that is known and has not ended."""
+        sequence = self._live.get(request)
+        if sequence is None:
+            return
+        if sequence.slot == NO_SLOT:
+            self._scheduler.remove_waiting(sequence)
+        self._end(sequence)
+        request.sink(Output("", (), finish_reason=FinishReason.CANCELLED))
+        self._scheduler.reclaim()
+
+    def _end(self, sequence: Sequence) -> None:
+        sequence.ended = True
+        del self._live[sequence.request]

@@ -1,0 +1,71 @@
+"""The PyTorch model as prefiller and decode backend: for any device, and what the kernel is compared with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from headrace.engine.backend import DecodeRow, Interrupt
+from headrace.model.batch import Span
+from headrace.model.kv import KVCache
+from headrace.model.sampler import Sampled, SampleRow, sample
+from headrace.model.transformer import Model
+
+
+class TorchBackend:
+    """Runs `model` over `cache`. One forward pass a step, each synchronised by reading its tokens back."""
+
+    name = "torch"
+
+    def __init__(self, model: Model, cache: KVCache, *, max_rows: int, max_steps: int = 16) -> None:
+        self.max_rows = max_rows
+        self.max_steps = max_steps
+        self._model = model
+        self._cache = cache
+
+    def prepare(self) -> None:
+        """Nothing to compile: PyTorch builds its kernels when first used."""
+
+    def prefill(self, chunks: Sequence[Span]) -> None:
+        with torch.inference_mode():
+            self._model(chunks, self._cache)
+
+    def run(
+        self, rows: Sequence[DecodeRow], steps: int, interrupt: Interrupt
+    ) -> Iterator[Sequence[Sampled | None]]:
+        last: dict[int, int] = {index: row.token for index, row in enumerate(rows)}
+        for step in range(steps):
+            sampled = self._step(rows, last, step)
+            last = {
+                index: item.token
+                for index, item in sampled.items()
+                if not rows[index].ends(item.token, step + 1)
+            }
+            yield [sampled.get(index) for index in range(len(rows))]
+            if not last or interrupt.is_set():
+                return
+
+    def _step(self, rows: Sequence[DecodeRow], last: dict[int, int], step: int) -> dict[int, Sampled]:
+        """Feed every live row its last token; what each made, by the row's index."""
+        live = [rows[index] for index in last]
+        spans = [
+            Span([token], row.position + step, row.tables)
+            for token, row in zip(last.values(), live, strict=True)
+        ]
+        with torch.inference_mode():
+            logits = self._model.logits(self._model(spans, self._cache))
+            sampled = sample(
+                logits,
+                [
+                    SampleRow(
+                        params=row.params,
+                        seed=row.seed,
+                        position=row.position + step + 1,
+                        prompt=row.prompt,
+                        output=row.output,
+                    )
+                    for row in live
+                ],
+            )
+        return dict(zip(last, sampled, strict=True))

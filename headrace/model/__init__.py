@@ -1,0 +1,1 @@
+"""Reference models in plain PyTorch, their checkpoints, tokenizers, KV cache and sampling."""
