@@ -1,0 +1,146 @@
+"""The layers without memory: norms, the gated feed-forward and the routed one.
+
+Rounding, where half-precision implementations differ, is chosen once and for all backends:
+
+- a norm is computed in float32 including its weight and rounded once, at the end (as vLLM does);
+- router logits are float32 products of the rounded inputs and are not rounded before the choice, so that
+  ties, which would be common among 128 values of 8 bits, stay rare;
+- the sigmoid is float32, and the experts' outputs are weighed and added in float32, in the order of their
+  indices, with one rounding of the sum.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from headrace.model.config import DenseMLP, ModelConfig, MoEMLP, Norm
+
+
+class RMSNorm(nn.Module):
+    """x / rms(x) * weight (Zhang and Sennrich, 2019), over the last dimension."""
+
+    def __init__(self, width: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x.float()
+        scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
+        return (wide * scale * self.weight.float()).to(x.dtype)
+
+
+class LayerNorm(nn.Module):
+    """(x - mean) / deviation * weight, without a bias, over the last dimension."""
+
+    def __init__(self, width: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x.float()
+        wide = wide - wide.mean(-1, keepdim=True)
+        scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
+        return (wide * scale * self.weight.float()).to(x.dtype)
+
+
+def make_norm(config: ModelConfig) -> RMSNorm | LayerNorm:
+    """The model's kind of norm over its hidden size."""
+    kind = RMSNorm if config.norm is Norm.RMS else LayerNorm
+    return kind(config.hidden_size, config.norm_eps)
+
+
+def linear(inputs: int, outputs: int) -> nn.Linear:
+    """A projection without bias: no supported model has one."""
+    return nn.Linear(inputs, outputs, bias=False)
+
+
+class Gated(nn.Module):
+    """down(silu(gate(h)) * up(h)) (SwiGLU, Shazeer, 2020)."""
+
+    def __init__(self, hidden: int, width: int) -> None:
+        super().__init__()
+        self.gate = linear(hidden, width)
+        self.up = linear(hidden, width)
+        self.down = linear(width, hidden)
+
+    def forward(self, h: Tensor) -> Tensor:
+        out: Tensor = self.down(functional.silu(self.gate(h)) * self.up(h))
+        return out
+
+
+def route(logits: Tensor, mlp: MoEMLP) -> tuple[Tensor, Tensor]:
+    """Expert ids, ascending for each token, and their weights, float32; both [tokens, top_k].
+
+    `logits` is float32 [tokens, experts]. The choice is made on the raw logits; among equal ones the lowest
+    index wins, which torch.topk does not promise and a stable sort does.
+    """
+    chosen = logits.sort(dim=-1, descending=True, stable=True).indices[:, : mlp.top_k]
+    ids = chosen.sort(dim=-1).values
+    weights = logits.gather(-1, ids).sigmoid()
+    if mlp.normalize:
+        # The clamp only keeps 0 / 0 out, where every chosen sigmoid underflows.
+        weights = weights / weights.sum(-1, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny)
+    return ids, weights
+
+
+class Experts(nn.Module):
+    """Gated experts, stored together: `gate_up` [experts, 2 * width, hidden], gate rows first, and `down`."""
+
+    def __init__(self, hidden: int, mlp: MoEMLP) -> None:
+        super().__init__()
+        self.gate_up = nn.Parameter(torch.empty(mlp.experts, 2 * mlp.width, hidden))
+        self.down = nn.Parameter(torch.empty(mlp.experts, hidden, mlp.width))
+
+    def forward(self, h: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
+        """The weighed sum over each token's experts, float32 [tokens, hidden], for h [tokens, hidden].
+
+        `ids` and `weights` are those of `route`.
+        """
+        slots = ids.flatten()
+        order = slots.argsort(stable=True)
+        tokens, weights = order // ids.shape[1], weights.flatten()[order, None]
+        out = torch.zeros(h.shape, dtype=torch.float32, device=h.device)
+        start = 0
+        # The only place in a pass where the host waits for the device.
+        for expert, count in enumerate(torch.bincount(slots, minlength=len(self.down)).tolist()):
+            if count:
+                rows = tokens[start : start + count]
+                gate, up = functional.linear(h[rows], self.gate_up[expert]).chunk(2, dim=-1)
+                part = functional.linear(functional.silu(gate) * up, self.down[expert])
+                out.index_add_(0, rows, part.float() * weights[start : start + count])
+                start += count
+        return out
+
+
+class MoE(nn.Module):
+    """The routed feed-forward, with shared experts (as one gated layer of their joint width) where asked."""
+
+    def __init__(self, hidden: int, mlp: MoEMLP) -> None:
+        super().__init__()
+        self.mlp = mlp
+        self.router = linear(hidden, mlp.experts)
+        self.experts = Experts(hidden, mlp)
+        self.shared = Gated(hidden, mlp.shared_experts * mlp.width) if mlp.shared_experts else None
+
+    def router_logits(self, h: Tensor) -> Tensor:
+        """Raw logits, float32 [tokens, experts]."""
+        with torch.autocast(h.device.type, enabled=False):
+            return functional.linear(h.float(), self.router.weight.float())
+
+    def forward(self, h: Tensor) -> Tensor:
+        flat = h.flatten(0, -2)
+        out: Tensor = self.experts(flat, *route(self.router_logits(flat), self.mlp))
+        if self.shared is not None:
+            out = out + self.shared(flat).float()
+            if not self.mlp.shared_sum:
+                out = out / 2
+        return out.to(h.dtype).view(h.shape)
+
+
+def make_mlp(hidden: int, mlp: DenseMLP | MoEMLP) -> Gated | MoE:
+    """The feed-forward that a layer's description asks for."""
+    return MoE(hidden, mlp) if isinstance(mlp, MoEMLP) else Gated(hidden, mlp.width)
