@@ -1,8 +1,8 @@
 """Attention of ragged spans over the paged cache.
 
 All that depends on the spans alone (which page a token goes to, which pages it sees, masks) is worked
-out once a pass for each KV group, on the host, and every layer of the group uses it. Single tokens attend in batches,
-padded to the longest of the batch; chunks one by one.
+out once a pass for each KV group, on the host, and every layer of the group uses it. Single tokens attend in
+batches, padded to the longest of the batch; chunks one by one.
 """
 
 from __future__ import annotations

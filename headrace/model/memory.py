@@ -1,0 +1,51 @@
+"""How much memory a model needs, and how much of it a token reads. Nothing is allocated to find out."""
+
+from __future__ import annotations
+
+import torch
+
+from headrace.model.build import build_model
+from headrace.model.config import KVGroup, ModelConfig, MoEMLP
+from headrace.model.kv import BLOCK_TOKENS, block_bytes, blocks_for
+
+
+def parameter_count(config: ModelConfig) -> int:
+    """All parameters; a tied head is the embedding and counts once."""
+    model = build_model(config, device="meta", dtype=torch.float32)
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def active_parameter_count(config: ModelConfig) -> int:
+    """The parameters that one token alone reads: of the experts, the ones it is routed to; and the head.
+
+    With an untied head the embedding, of which a token reads one row, is left out.
+    """
+    idle = 0 if config.tied_head else config.vocab_size * config.hidden_size
+    for layer in config.layers:
+        if isinstance(layer.mlp, MoEMLP):
+            idle += (layer.mlp.experts - layer.mlp.top_k) * 3 * layer.mlp.width * config.hidden_size
+    return parameter_count(config) - idle
+
+
+def weight_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
+    """Bytes of all weights."""
+    return parameter_count(config) * dtype.itemsize
+
+
+def kv_bytes_per_token(config: ModelConfig, group: KVGroup, dtype: torch.dtype) -> int:
+    """Bytes of K and V of one token, over all layers of the group."""
+    return block_bytes(config, group, dtype.itemsize) // BLOCK_TOKENS
+
+
+def kv_bytes(config: ModelConfig, tokens: int, dtype: torch.dtype) -> int:
+    """Bytes of the blocks that one sequence of `tokens` tokens holds while it is decoded, one step at a time.
+
+    Sliding layers hold a window, which can begin in the middle of a block and so touch one block more.
+    """
+    total = 0
+    for group in KVGroup:
+        blocks = blocks_for(tokens)
+        if group is KVGroup.SLIDING and config.window is not None:
+            blocks = min(blocks, blocks_for(config.window - 1) + 1)
+        total += blocks * block_bytes(config, group, dtype.itemsize)
+    return total
