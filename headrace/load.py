@@ -74,7 +74,9 @@ def load(
     path = resolve(source)
     tokenizer = Tokenizer.from_pretrained(path)
     return Loaded(
-        _served_name(source, path), load_model(path, device=target, dtype=precision, progress=progress), tokenizer
+        _served_name(source, path),
+        load_model(path, device=target, dtype=precision, progress=progress),
+        tokenizer,
     )
 
 
@@ -85,7 +87,9 @@ def choose_device(name: str) -> torch.device:
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cuda" and not torch.cuda.is_available():
-        raise SourceError("PyTorch sees no CUDA device here: use --device cpu, or install a CUDA build of torch")
+        raise SourceError(
+            "PyTorch sees no CUDA device here: use --device cpu, or install a CUDA build of torch"
+        )
     return torch.device(name)
 
 

@@ -1,8 +1,9 @@
 """The seam: what the engine asks of whatever runs the model.
 
-A step has two kinds of work. A prompt chunk fills KV and gives nothing back (`Prefiller`). A decode row feeds
-one token of one sequence, whose KV up to there exists, and gives the tokens that follow (`DecodeBackend`). The
-last token of a prompt is fed as a decode row, so that all sampling happens in one place.
+A step has two kinds of work. A prompt chunk fills KV and gives nothing back (`Prefiller`). A decode row
+feeds one token of one sequence, whose KV up to there exists, and gives the tokens that follow
+(`DecodeBackend`). The last token of a prompt is fed as a decode row, so that all sampling happens in one
+place.
 
 All calls come from the engine's thread. One call of `run` takes several steps and hands the tokens over as
 they are made: the backend feeds each row its own new token, stops rows that ended, and leaves off at the end

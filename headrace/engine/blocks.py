@@ -58,7 +58,9 @@ class BlockPool:
                     counted[block] += 1
         if counted != self._owners:
             wrong = [i for i in range(self.size) if counted[i] != self._owners[i]]
-            raise RuntimeError(f"owner counts of blocks {wrong[:8]} disagree with the tables: leak or double use")
+            raise RuntimeError(
+                f"owner counts of blocks {wrong[:8]} disagree with the tables: leak or double use"
+            )
         if sorted(self._free) != [i for i in range(self.size) if not counted[i]]:
             raise RuntimeError("the free list is not the set of blocks without an owner")
 

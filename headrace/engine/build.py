@@ -115,8 +115,8 @@ def size_pool(
         needed = sum(cost * blocks_for(least) for cost in costs.values())
         raise OptionError(
             "kv_memory",
-            f"{budget / 2**20:.0f} MiB hold {context} tokens of KV, but {least} need {needed / 2**20:.0f} MiB; "
-            "give more memory or a smaller max_context",
+            f"{budget / 2**20:.0f} MiB hold {context} tokens of KV, but {least} need "
+            f"{needed / 2**20:.0f} MiB; give more memory or a smaller max_context",
         )
     sizes = {group: blocks if group is KVGroup.FULL else min(blocks, sliding) for group in costs}
     return sizes, context
@@ -144,6 +144,7 @@ def assemble_engine(
         prefiller=prefiller,
         scheduler=scheduler,
         tokenizer=tokenizer,
+        vocab_size=config.vocab_size,
         max_context=max_context,
         queue=options.queue,
     )

@@ -14,12 +14,12 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 from headrace.engine.backend import DecodeBackend, Prefiller
-from headrace.engine.blocks import BlockManager
 from headrace.engine.request import (
     ContextLengthError,
     FinishReason,
     Output,
     OutputSink,
+    PromptError,
     QueueFullError,
     Request,
 )
@@ -51,9 +51,11 @@ class Engine:
         prefiller: Prefiller,
         scheduler: Scheduler,
         tokenizer: Tokenizer,
+        vocab_size: int,
         max_context: int,
         queue: int,
     ) -> None:
+        self.vocab_size = vocab_size
         self.max_context = max_context
         self._backend = backend
         self._prefiller = prefiller
@@ -71,7 +73,8 @@ class Engine:
     def submit(self, prompt: Seq[int], params: SamplingParams, sink: OutputSink) -> Request:
         """Queue a request.
 
-        Raises ContextLengthError if it cannot fit into the context, QueueFullError if too many wait.
+        Raises PromptError or ParameterError for what the model cannot be given, ContextLengthError for what
+        does not fit into the context, QueueFullError if too many wait.
         """
         request = self._make_request(prompt, params, sink)
         sequence = Sequence(
@@ -80,7 +83,7 @@ class Engine:
             assembler=TextAssembler(self._tokenizer.stream(), params.stop),
         )
         with self._lock:
-            if len(self._arrived) + len(self._scheduler.waiting) >= self._queue:
+            if len(self._arrived) + len(self._scheduler.waiting) >= self._queue + self._scheduler.free_slots:
                 raise QueueFullError(f"{self._queue} requests are waiting already; try again later")
             self._arrived.append(sequence)
         self._interrupt.set()
@@ -93,13 +96,16 @@ class Engine:
         self._interrupt.set()
 
     def _make_request(self, prompt: Seq[int], params: SamplingParams, sink: OutputSink) -> Request:
-        left = self.max_context - len(prompt)
         if not prompt:
-            raise ValueError("the prompt has no tokens; give at least one")
-        if left < 1 or (params.max_tokens or 0) > left:
-            raise ContextLengthError(
-                limit=self.max_context, prompt=len(prompt), requested=params.max_tokens
+            raise PromptError("the prompt has no tokens; give at least one")
+        if min(prompt) < 0 or max(prompt) >= self.vocab_size:
+            raise PromptError(
+                f"the prompt holds ids that are no tokens: give ids from 0 to {self.vocab_size - 1}"
             )
+        params.check_vocabulary(self.vocab_size)
+        left = self.max_context - len(prompt)
+        if left < 1 or (params.max_tokens or 0) > left:
+            raise ContextLengthError(limit=self.max_context, prompt=len(prompt), requested=params.max_tokens)
         stops = set(params.stop_token_ids)
         if not params.ignore_eos:
             stops.update(self._tokenizer.eos_token_ids)
@@ -121,7 +127,7 @@ class Engine:
         plan = self.schedule()
         for sampled in self.run(plan):
             self.postprocess(plan, sampled)
-        self._scheduler.reclaim()
+        self.reclaim()
         return bool(plan) or bool(self._live)
 
     def schedule(self) -> Plan:
@@ -152,6 +158,10 @@ class Engine:
             if item is not None and not sequence.ended:
                 sequence.computed += 1
                 self._append(sequence, item)
+
+    def reclaim(self) -> None:
+        """Free the blocks that the call now over was the last to read."""
+        self._scheduler.reclaim()
 
     def fail(self, message: str) -> None:
         """End every request with an error; the engine is of no use afterwards."""
@@ -205,7 +215,7 @@ class Engine:
             self._scheduler.remove_waiting(sequence)
         self._end(sequence)
         request.sink(Output("", (), finish_reason=FinishReason.CANCELLED))
-        self._scheduler.reclaim()
+        self.reclaim()
 
     def _end(self, sequence: Sequence) -> None:
         sequence.ended = True

@@ -29,6 +29,10 @@ class QueueFullError(EngineError):
     """As many requests wait as the queue holds: try again later."""
 
 
+class PromptError(EngineError):
+    """The prompt cannot be fed: it is empty, or holds ids that are no tokens."""
+
+
 class ContextLengthError(EngineError):
     """The prompt, or prompt and max_tokens together, are longer than the context.
 

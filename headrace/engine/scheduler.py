@@ -31,6 +31,7 @@ class Plan:
     chunk_owners: list[Sequence] = field(default_factory=list)
     rows: list[DecodeRow] = field(default_factory=list)
     row_owners: list[Sequence] = field(default_factory=list)
+    chunk_tokens: int = 0
     steps: int = 1
 
     def __bool__(self) -> bool:
@@ -51,13 +52,20 @@ class Scheduler:
         self._max_steps = max_steps
         self._free_slots = list(range(max_sequences))
 
+    @property
+    def free_slots(self) -> int:
+        """How many more sequences may run."""
+        return len(self._free_slots)
+
     def schedule(self) -> Plan:
         """Decide the next step and allocate what it writes to. An empty plan means there is nothing to do."""
         decoding = [sequence for sequence in self.running if sequence.decodes]
-        steps = self._steps()
-        self._reserve(decoding, steps)
-        plan = Plan(steps=steps)
+        preemptions = self.preemptions
+        plan = Plan(steps=self._steps())
+        self._reserve(decoding, plan.steps)
         self._plan_chunks(plan)
+        if self.preemptions == preemptions:  # what was just preempted must not come back in the same step
+            self._admit(plan)
         self._plan_rows(plan, decoding)
         return plan
 
@@ -98,22 +106,18 @@ class Scheduler:
 
     def _plan_chunks(self, plan: Plan) -> None:
         """Spend the step's budget of prompt tokens, first come, first served."""
-        budget = self._chunk_tokens
-        for sequence in self.running:
-            if not sequence.decodes:
-                budget -= self._plan_chunk(plan, sequence, budget)
-        while budget > 0 and self._admit_next():
-            budget -= self._plan_chunk(plan, self.running[-1], budget)
+        for sequence in self.running.copy():
+            if sequence.slot != NO_SLOT and not sequence.decodes:
+                self._plan_chunk(plan, sequence)
 
-    def _plan_chunk(self, plan: Plan, sequence: Sequence, budget: int) -> int:
-        """Add the next chunk of a sequence, at most `budget` tokens. The number of tokens it has."""
+    def _plan_chunk(self, plan: Plan, sequence: Sequence) -> None:
+        """Add the next chunk of a sequence, as large as the budget and the pool allow."""
         start = sequence.computed
-        end = min(sequence.length - 1, start + budget)
-        if end <= start or not self._reserve_chunk(sequence, end):
-            return 0
-        plan.chunks.append(Span(sequence.tokens(start, end), start, sequence.blocks.tables))
-        plan.chunk_owners.append(sequence)
-        return end - start
+        end = min(sequence.length - 1, start + self._chunk_tokens - plan.chunk_tokens)
+        if end > start and self._reserve_chunk(sequence, end):
+            plan.chunks.append(Span(sequence.tokens(start, end), start, sequence.blocks.tables))
+            plan.chunk_owners.append(sequence)
+            plan.chunk_tokens += end - start
 
     def _reserve_chunk(self, sequence: Sequence, end: int) -> bool:
         """Blocks for a chunk. Only sequences admitted later may be preempted for it."""
@@ -123,17 +127,15 @@ class Scheduler:
             self._preempt(self.running[-1])
         return True
 
-    def _admit_next(self) -> bool:
-        """Let the head of the queue run if there is a slot and room for all it has so far."""
-        if not self.waiting or not self._free_slots:
-            return False
-        sequence = self.waiting[0]
-        if self.running and not self.blocks.can_hold(sequence.length):
-            return False
-        self.waiting.popleft()
-        sequence.slot = heapq.heappop(self._free_slots)
-        self.running.append(sequence)
-        return True
+    def _admit(self, plan: Plan) -> None:
+        """Let the queue in while there is budget, a slot, and room for all that its head has so far."""
+        while self.waiting and self._free_slots and plan.chunk_tokens < self._chunk_tokens:
+            if self.running and not self.blocks.can_hold(self.waiting[0].length):
+                return
+            sequence = self.waiting.popleft()
+            sequence.slot = heapq.heappop(self._free_slots)
+            self.running.append(sequence)
+            self._plan_chunk(plan, sequence)
 
     def _preempt(self, sequence: Sequence) -> None:
         self.preemptions += 1

@@ -1,0 +1,226 @@
+"""Submission, ends, cancellation, several steps a call."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+import pytest
+
+from headrace.engine.backend import DecodeRow, Interrupt
+from headrace.engine.blocks import BlockManager
+from headrace.engine.engine import Engine
+from headrace.engine.null_backend import NullBackend
+from headrace.engine.request import ContextLengthError, FinishReason, Output, PromptError, QueueFullError
+from headrace.engine.scheduler import Scheduler
+from headrace.model.config import KVGroup
+from headrace.model.sampler import Sampled
+from headrace.model.sampling import ParameterError, SamplingParams
+from headrace.model.tokenizer import Tokenizer
+from tests.engine.ledger import Client, ledger_engine, prompt_of
+
+FULL = KVGroup.FULL
+
+
+def submit(engine: Engine, client: Client, number: int, length: int, **params: object) -> None:
+    client.tokens[number] = []
+    sampling = SamplingParams(**params)  # type: ignore[arg-type]
+    engine.submit(prompt_of(number, length), sampling, partial(client.sink, number))
+
+
+def run(engine: Engine) -> None:
+    while engine.step():
+        pass
+
+
+def text_engine(vocab_size: int = 512, *, max_steps: int = 4) -> Engine:
+    """An engine over real text: the null backend says token `position`, the tokenizer " t<position>"."""
+    tokenizer = Tokenizer.synthetic(vocab_size)
+    backend = NullBackend(vocab_size=vocab_size, max_rows=4, max_steps=max_steps)
+    return Engine(
+        backend=backend,
+        prefiller=backend,
+        scheduler=Scheduler(
+            BlockManager({FULL: 32}, window=None), max_sequences=4, chunk_tokens=64, max_steps=max_steps
+        ),
+        tokenizer=tokenizer,
+        vocab_size=vocab_size,
+        max_context=vocab_size,
+        queue=4,
+    )
+
+
+def test_a_prompt_that_cannot_be_fed_is_refused() -> None:
+    engine = text_engine()
+    with pytest.raises(PromptError, match="no tokens; give at least one"):
+        engine.submit([], SamplingParams(), print)
+    with pytest.raises(PromptError, match="ids from 0 to 511"):
+        engine.submit([1, 512], SamplingParams(), print)
+    with pytest.raises(ParameterError, match="logit_bias"):
+        engine.submit([1], SamplingParams(logit_bias={512: 1.0}), print)
+
+
+def test_what_exceeds_the_context_is_refused_in_openai_words() -> None:
+    engine, _ = ledger_engine({FULL: 8}, max_context=100)
+    with pytest.raises(ContextLengthError, match="maximum context length is 100 tokens") as error:
+        engine.submit(prompt_of(1, 60), SamplingParams(max_tokens=41), print)
+    assert (error.value.limit, error.value.prompt, error.value.requested) == (100, 60, 41)
+    with pytest.raises(ContextLengthError):
+        engine.submit(prompt_of(1, 100), SamplingParams(), print)
+
+
+def test_the_default_limit_is_what_the_context_leaves() -> None:
+    engine, _ = ledger_engine({FULL: 8}, max_context=100)
+    client = Client(engine)
+    submit(engine, client, 1, 60)
+    run(engine)
+    assert len(client.tokens[1]) == 40
+    assert client.reasons[1] is FinishReason.LENGTH
+
+
+def test_the_queue_is_bounded() -> None:
+    engine, _ = ledger_engine({FULL: 8}, max_sequences=1, queue=2)
+    client = Client(engine)
+    for number in (1, 2, 3):  # one that can run at once and two that wait
+        submit(engine, client, number, 10, max_tokens=3)
+    with pytest.raises(QueueFullError, match="try again later"):
+        submit(engine, client, 4, 10)
+    run(engine)
+    assert set(client.reasons) == {1, 2, 3}
+    submit(engine, client, 5, 10, max_tokens=3)
+
+
+def test_a_stop_token_ends_a_request_and_is_no_text() -> None:
+    engine = text_engine()
+    outputs: list[Output] = []
+    engine.submit(range(300), SamplingParams(stop_token_ids=[305]), outputs.append)
+    run(engine)
+    assert [token for output in outputs for token in output.token_ids] == [300, 301, 302, 303, 304, 305]
+    assert "".join(output.text for output in outputs) == " t300 t301 t302 t303 t304"
+    assert outputs[-1].finish_reason is FinishReason.STOP
+
+
+def test_a_stop_string_across_tokens_ends_a_request() -> None:
+    engine = text_engine()
+    outputs: list[Output] = []
+    engine.submit(range(300), SamplingParams(stop=["2 t303 "]), outputs.append)
+    run(engine)
+    assert "".join(output.text for output in outputs) == " t300 t301 t30"
+    assert outputs[-1].finish_reason is FinishReason.STOP
+    assert outputs[-1].token_ids == (304,)
+
+
+@pytest.mark.parametrize("queued", [False, True])
+def test_cancelling_frees_everything_and_says_so_once(queued: bool) -> None:
+    engine, _ = ledger_engine({FULL: 8}, max_sequences=1)
+    client = Client(engine)
+    if queued:
+        submit(engine, client, 1, 10, max_tokens=50)
+    client.tokens[2] = []
+    request = engine.submit(prompt_of(2, 100), SamplingParams(max_tokens=50), partial(client.sink, 2))
+    engine.step()
+    engine.step()
+    engine.cancel(request)
+    engine.cancel(request)
+    engine.step()
+    assert client.reasons[2] is FinishReason.CANCELLED
+    run(engine)
+    engine.cancel(request)
+    run(engine)
+    engine.check()
+    assert engine.state.free_blocks == {"full": 8}
+
+
+class CancelsDuringTheCall(NullBackend):
+    """Someone cancels while the second step of a call runs."""
+
+    engine: Engine
+    steps_run = 0
+
+    def run(
+        self, rows: Sequence[DecodeRow], steps: int, interrupt: Interrupt
+    ) -> Iterator[Sequence[Sampled | None]]:
+        for made in super().run(rows, steps, interrupt):
+            self.steps_run += 1
+            if self.steps_run == 2:
+                self.engine.cancel(next(iter(self.engine._live)))
+            yield made
+
+
+def test_a_cancellation_interrupts_the_call_under_way() -> None:
+    backend = CancelsDuringTheCall(vocab_size=512, max_rows=4, max_steps=16)
+    engine = Engine(
+        backend=backend,
+        prefiller=backend,
+        scheduler=Scheduler(
+            BlockManager({FULL: 32}, window=None), max_sequences=4, chunk_tokens=64, max_steps=16
+        ),
+        tokenizer=Tokenizer.synthetic(512),
+        vocab_size=512,
+        max_context=512,
+        queue=4,
+    )
+    backend.engine = engine
+    outputs: list[Output] = []
+    engine.submit([1], SamplingParams(max_tokens=100), outputs.append)
+    run(engine)
+    assert backend.steps_run == 2
+    assert outputs[-1].finish_reason is FinishReason.CANCELLED
+
+
+def test_calls_take_several_steps_only_when_nobody_waits() -> None:
+    engine, backend = ledger_engine({FULL: 16}, max_sequences=1, max_steps=4)
+    client = Client(engine)
+    submit(engine, client, 1, 2, max_tokens=8)
+    run(engine)
+    assert [steps for rows, steps in backend.calls if rows] == [4, 4]
+    backend.calls.clear()
+    submit(engine, client, 2, 2, max_tokens=4)
+    submit(engine, client, 3, 2, max_tokens=4)
+    run(engine)
+    assert [steps for rows, steps in backend.calls if rows] == [1, 1, 1, 1, 4]
+
+
+def test_a_long_prompt_does_not_stop_the_others() -> None:
+    engine, backend = ledger_engine({FULL: 16}, chunk_tokens=50, max_context=700)
+    client = Client(engine)
+    submit(engine, client, 1, 5, max_tokens=100)
+    while len(client.tokens[1]) < 5:
+        engine.step()
+    backend.calls.clear()
+    submit(engine, client, 2, 500, max_tokens=5)
+    while not client.tokens[2]:
+        engine.step()
+    chunks = [tokens for rows, tokens in backend.calls if not rows]
+    assert chunks == [50] * 9 + [49]
+    assert all(rows for rows, _ in backend.calls[1::2]), "a decode call follows every chunk"
+
+
+def test_failure_ends_every_request_with_an_error() -> None:
+    engine, _ = ledger_engine({FULL: 16})
+    client = Client(engine)
+    submit(engine, client, 1, 5)
+    engine.step()
+    submit(engine, client, 2, 5)
+    engine.fail("the device is gone")
+    assert client.reasons == {1: FinishReason.ERROR, 2: FinishReason.ERROR}
+
+
+def test_seeds() -> None:
+    """A request without a seed gets one of its own; a given one is kept."""
+    engine, _ = ledger_engine({FULL: 16})
+    first, second = (engine.submit(prompt_of(1, 5), SamplingParams(), lambda _: None) for _ in range(2))
+    assert first.seed != second.seed
+    assert engine.submit(prompt_of(1, 5), SamplingParams(seed=7), lambda _: None).seed == 7
+
+
+def test_end_of_sequence_ends_unless_ignored() -> None:
+    tokenizer = Tokenizer.synthetic(512)
+    [eos] = tokenizer.eos_token_ids
+    for ignore, count in ((False, eos), (True, 100)):
+        engine = text_engine()
+        outputs: list[Output] = []
+        engine.submit([0], SamplingParams(max_tokens=100, ignore_eos=ignore), outputs.append)
+        run(engine)
+        assert sum(len(output.token_ids) for output in outputs) == count
+    assert eos < 100
