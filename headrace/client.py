@@ -1,0 +1,126 @@
+"""A small HTTP client of the endpoint, on the standard library: for `headrace chat --url` and the demo."""
+
+from __future__ import annotations
+
+import http.client
+import json
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+
+class ServerError(RuntimeError):
+    """The server cannot be reached, or answered with an error; the message says which."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A piece of a streamed answer. The last one has no text but says why the answer ended and its tokens."""
+
+    text: str
+    finish_reason: str | None = None
+    completion_tokens: int | None = None
+
+
+class Client:
+    """Talks to the server at `url`, such as http://127.0.0.1:8000 (with or without /v1 at its end).
+
+    `timeout` is the longest silence to bear, in seconds. Raises ValueError for a URL that is not HTTP.
+    """
+
+    def __init__(self, url: str, *, timeout: float = 600.0) -> None:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError(f"{url!r} is not the address of a server: give one like http://127.0.0.1:8000")
+        self.url = url
+        self._parts = parts
+        self._prefix = parts.path.rstrip("/").removesuffix("/v1")
+        self._timeout = timeout
+
+    def is_healthy(self) -> bool:
+        """Whether the server answers that it is well; False also while nothing listens there."""
+        try:
+            return bool(self._get("/health").get("status") == "ok")
+        except ServerError:
+            return False
+
+    def model(self) -> str:
+        """The name of the first model that is served."""
+        return str(self._get("/v1/models")["data"][0]["id"])
+
+    def chat(self, messages: Sequence[Mapping[str, Any]], **fields: Any) -> Generator[Piece, None, None]:
+        """The pieces of the answer to a conversation as they arrive; `fields` go into the request.
+
+        Leaving the iteration closes the connection, which cancels the answer on the server.
+        """
+        options = {"stream": True, "stream_options": {"include_usage": True}}
+        connection = self._connect()
+        try:
+            response = self._send(
+                connection, "POST", "/v1/chat/completions", {"messages": messages, **options, **fields}
+            )
+            yield from _pieces(response)
+        except (OSError, http.client.HTTPException) as error:
+            raise ServerError(f"lost the connection to {self.url}: {error}") from error
+        finally:
+            connection.close()
+
+    def _get(self, path: str) -> Any:
+        connection = self._connect()
+        try:
+            return json.loads(self._send(connection, "GET", path).read())
+        except ValueError as error:
+            raise ServerError(f"{self.url} does not answer as an OpenAI-compatible server does") from error
+        finally:
+            connection.close()
+
+    def _connect(self) -> http.client.HTTPConnection:
+        host = self._parts.hostname
+        assert host is not None
+        if self._parts.scheme == "https":
+            return http.client.HTTPSConnection(host, self._parts.port, timeout=self._timeout)
+        return http.client.HTTPConnection(host, self._parts.port, timeout=self._timeout)
+
+    def _send(
+        self, connection: http.client.HTTPConnection, method: str, path: str, body: Any = None
+    ) -> http.client.HTTPResponse:
+        """The response to a request, once its status is known to be a success."""
+        try:
+            data = None if body is None else json.dumps(body)
+            headers = {} if body is None else {"Content-Type": "application/json"}
+            connection.request(method, self._prefix + path, data, headers)
+            response = connection.getresponse()
+            if response.status != 200:
+                raise ServerError(_message(response.read()) or f"{self.url} answered {response.status}")
+        except (OSError, http.client.HTTPException) as error:
+            raise ServerError(f"cannot reach a server at {self.url}: {error}") from error
+        return response
+
+
+def _pieces(response: http.client.HTTPResponse) -> Iterator[Piece]:
+    reason: str | None = None
+    for line in response:
+        if not line.startswith(b"data: "):
+            continue
+        data = line.removeprefix(b"data: ").strip()
+        if data == b"[DONE]":
+            return
+        event = json.loads(data)
+        if "error" in event:
+            raise ServerError(event["error"]["message"])
+        for choice in event["choices"]:
+            reason = choice["finish_reason"] or reason
+            if text := choice["delta"].get("content"):
+                yield Piece(text)
+        if event.get("usage"):
+            yield Piece("", reason, event["usage"]["completion_tokens"])
+    raise ServerError("the server broke off its answer")
+
+
+def _message(body: bytes) -> str | None:
+    """What an error object says, if `body` is one."""
+    try:
+        return str(json.loads(body)["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return None

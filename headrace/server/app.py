@@ -1,0 +1,123 @@
+"""The HTTP server: its parts put together, and run."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import uvicorn
+from fastapi import FastAPI
+
+from headrace import __version__
+from headrace.engine.async_engine import AsyncEngine
+from headrace.server import chat, completions, errors, health, models
+from headrace.server.state import ServerState
+
+if TYPE_CHECKING:
+    from headrace.load import Loaded
+
+log = logging.getLogger(__name__)
+
+SHUTDOWN_SECONDS = 5  # what answers under way get before they are cut off
+
+
+class AddressError(ValueError):
+    """An address that cannot be listened on; the message says what to give instead."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerOptions:
+    """Where to listen, and what to call the model (None: the name that it was loaded under)."""
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    served_name: str | None = None
+
+
+def create_app(loaded: Loaded, engine: AsyncEngine, options: ServerOptions) -> FastAPI:
+    """The application. It borrows `engine`: starting and closing it is the caller's."""
+    state = ServerState(
+        model_name=options.served_name or loaded.name,
+        vocab_size=loaded.model.config.vocab_size,
+        tokenizer=loaded.tokenizer,
+        engine=engine,
+    )
+    app = FastAPI(title="headrace", version=__version__)
+    errors.install(app)
+    for module in (chat, completions, models, health):
+        app.include_router(module.router(state))
+    return app
+
+
+def bind(options: ServerOptions) -> socket.socket:
+    """A socket at the address, before the model is loaded: a taken port should not cost minutes to find out.
+
+    Nobody can connect until `run` listens on it. Raises AddressError.
+    """
+    if not 0 <= options.port <= 65535:
+        raise AddressError(
+            f"port {options.port} does not exist: give one from 1 to 65535, or 0 for any free one"
+        )
+    bound = None
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            options.host, options.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        bound = socket.socket(family, kind, protocol)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(address)
+    except OSError as error:
+        if bound is not None:
+            bound.close()
+        raise AddressError(
+            f"cannot listen on {options.host}, port {options.port} ({error.strerror}): "
+            "give another --port or --host"
+        ) from error
+    if bound.getsockname()[0] in ("0.0.0.0", "::"):
+        log.warning(
+            "Listening on all interfaces (%s), without authentication: everyone who can reach this machine "
+            "can use the model. --host 127.0.0.1 keeps it to this machine.",
+            options.host,
+        )
+    return bound
+
+
+class Server(uvicorn.Server):
+    """uvicorn, which also says when it listens, and where: the port may have been 0, for any free one."""
+
+    def __init__(self, app: FastAPI, on_ready: Callable[[str], None]) -> None:
+        # log_config None: who runs the server has set up logging.
+        super().__init__(
+            uvicorn.Config(
+                app, log_config=None, log_level="warning", timeout_graceful_shutdown=SHUTDOWN_SECONDS
+            )
+        )
+        self._on_ready = on_ready
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started and sockets:
+            host, port = sockets[0].getsockname()[:2]
+            self._on_ready(f"http://{f'[{host}]' if ':' in host else host}:{port}")
+
+
+def run(app: FastAPI, bound: socket.socket, *, on_ready: Callable[[str], None]) -> None:
+    """Serve on a socket from `bind` until SIGINT or SIGTERM. `on_ready` gets the URL once it listens.
+
+    uvicorn raises the signal that ended it once more when it has shut down; here that is the ordinary end.
+    """
+    terminate = signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        Server(app, on_ready).run(sockets=[bound])
+    except KeyboardInterrupt:
+        log.debug("stopped by a signal")
+    finally:
+        signal.signal(signal.SIGTERM, terminate)
+
+
+def _interrupt(signum: int, frame: object) -> None:
+    raise KeyboardInterrupt

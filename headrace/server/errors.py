@@ -1,0 +1,148 @@
+"""Every error as OpenAI writes it: {"error": {"message", "type", "param", "code"}}, whatever went wrong."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from headrace.engine.request import ContextLengthError, EngineError, QueueFullError
+from headrace.model.sampling import ParameterError
+from headrace.server.disconnect import ClientGoneError
+
+log = logging.getLogger(__name__)
+
+RETRY_AFTER_SECONDS = 1
+
+
+class ApiError(Exception):
+    """An answer other than success: the HTTP status and the fields of OpenAI's error object."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status, self.message, self.param, self.code = status, message, param, code
+        self.headers = dict(headers or {})
+
+    @property
+    def body(self) -> dict[str, Any]:
+        return {
+            "error": {
+                "message": self.message,
+                "type": _type_of(self.status),
+                "param": self.param,
+                "code": self.code,
+            }
+        }
+
+    def response(self) -> Response:
+        # In ASCII: what a client sent, and a message repeats, need not be encodable as UTF-8.
+        return Response(json.dumps(self.body), self.status, self.headers, media_type="application/json")
+
+
+def bad_request(message: str, *, param: str | None = None, code: str | None = None) -> ApiError:
+    """The client's request cannot be served as it stands: 400."""
+    return ApiError(400, message, param=param, code=code)
+
+
+def from_exception(error: Exception, *, prompt_param: str | None = None) -> ApiError:
+    """What a client is told about `error`; `prompt_param` names the field that the prompt came in."""
+    match error:
+        case ApiError():
+            return error
+        case ContextLengthError():
+            return bad_request(str(error), param=prompt_param, code="context_length_exceeded")
+        case QueueFullError():
+            headers = {"Retry-After": str(RETRY_AFTER_SECONDS)}
+            return ApiError(429, str(error), code="queue_full", headers=headers)
+        case ParameterError():
+            return bad_request(str(error), param=error.parameter)
+        case EngineError():
+            return ApiError(503, str(error), code="engine_unavailable")
+    return ApiError(500, "The server failed on this request; its log says how.", code="internal_error")
+
+
+def install(app: FastAPI) -> None:
+    """Answer every failure of `app`, those of the framework too, with an error object."""
+    app.add_exception_handler(RequestValidationError, _on_invalid)
+    app.add_exception_handler(HTTPException, _on_http)
+    app.add_exception_handler(ClientGoneError, _on_client_gone)
+    for kind in (ApiError, EngineError, ParameterError, Exception):
+        app.add_exception_handler(kind, _on_error)
+
+
+async def _on_error(request: Request, error: Exception) -> Response:
+    return from_exception(error).response()
+
+
+async def _on_client_gone(request: Request, error: Exception) -> Response:
+    return Response(status_code=499)  # nginx's "client closed request"; nobody reads it
+
+
+async def _on_http(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    message = {
+        404: f"Unknown path {request.url.path}: there is no such endpoint.",
+        405: f"{request.method} is not allowed on {request.url.path}.",
+    }.get(error.status_code, str(error.detail))
+    return ApiError(error.status_code, message, headers=error.headers).response()
+
+
+async def _on_invalid(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    return validation_error(error.errors(), error.body).response()
+
+
+def validation_error(errors: Sequence[Any], body: Any) -> ApiError:
+    """One 400 for what pydantic found wrong with `body`, about the first field that is wrong.
+
+    Where that may have several forms, each has its errors; the one that came furthest was probably meant.
+    """
+    first = errors[0]
+    if first["type"] == "json_invalid":
+        where = f"character {first['loc'][-1]}"
+        return bad_request(f"The body is not valid JSON ({where}: {first['ctx']['error']}).")
+    params = [_param(error, body) for error in errors]
+    param = max((each for each in params if each.startswith(params[0])), key=len)
+    if not param:
+        return bad_request("The body must be a JSON object, sent with Content-Type: application/json.")
+    problems = dict.fromkeys(e["msg"] for e, each in zip(errors, params, strict=True) if each == param)
+    return bad_request(f"{param}: {' or '.join(problems)}", param=param)
+
+
+def _param(error: Any, body: Any) -> str:
+    """The field that an error is about, such as messages[0].content.
+
+    pydantic's location also names the tried branches of unions. Following it through the body tells which
+    parts are fields: a branch's name leads nowhere.
+    """
+    name, here = "", body
+    for part in error["loc"][1:]:
+        if isinstance(part, int) and isinstance(here, list) and part < len(here):
+            name += f"[{part}]"
+        elif isinstance(here, dict) and (part in here or error["type"] == "missing"):
+            name += f".{part}" if name else str(part)
+        else:
+            continue
+        here = here[part] if not isinstance(here, dict) or part in here else None
+    return name
+
+
+def _type_of(status: int) -> str:
+    if status == 429:
+        return "rate_limit_error"
+    return "invalid_request_error" if status < 500 else "server_error"

@@ -1,0 +1,122 @@
+"""The engine requests behind one HTTP request: several for n > 1 or several prompts, and one stream out."""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import contextlib
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Protocol
+
+from headrace.engine.request import FinishReason, Output, OutputSink, Request
+from headrace.model.sampling import SamplingParams, TokenLogprobs
+from headrace.server.errors import ApiError
+
+
+class Submitter(Protocol):
+    """What is asked of the engine here; AsyncEngine provides it."""
+
+    def submit(self, prompt: Sequence[int], params: SamplingParams, sink: OutputSink) -> Request: ...
+
+    def cancel(self, request: Request) -> None: ...
+
+
+@dataclass(slots=True)
+class Answer:
+    """Everything that one engine request gave."""
+
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    finish_reason: str | None = None
+
+    def add(self, output: Output) -> None:
+        self.text += output.text
+        self.token_ids += output.token_ids
+        self.logprobs += output.logprobs
+        self.finish_reason = output.finish_reason
+
+
+class Mailbox:
+    """Carries items from the engine's thread into an event loop, with one wake-up for all that wait."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._posted: collections.deque[tuple[int, Output]] = collections.deque()
+        self._woken = False
+        self._arrived: asyncio.Queue[tuple[int, Output]] = asyncio.Queue()
+
+    def post(self, index: int, output: Output) -> None:
+        """Called on the engine's thread."""
+        self._posted.append((index, output))
+        if not self._woken:
+            self._woken = True
+            with contextlib.suppress(RuntimeError):  # the loop has closed: nobody listens any more
+                self._loop.call_soon_threadsafe(self._deliver)
+
+    def _deliver(self) -> None:
+        # The flag falls before the drain: what is posted from here on either is drained or wakes again.
+        self._woken = False
+        while self._posted:
+            self._arrived.put_nowait(self._posted.popleft())
+
+    async def next(self) -> tuple[int, Output]:
+        return await self._arrived.get()
+
+
+class Generation:
+    """Requests that were submitted together and are cancelled together.
+
+    Made on the event loop's thread. Raises EngineError if the engine refuses one of them; none is then left
+    behind in the engine.
+    """
+
+    def __init__(self, engine: Submitter, jobs: Sequence[tuple[Sequence[int], SamplingParams]]) -> None:
+        self._engine = engine
+        self._mailbox = Mailbox()
+        self._running: dict[int, Request] = {}
+        self.size = len(jobs)
+        try:
+            for index, (prompt, params) in enumerate(jobs):
+                self._running[index] = engine.submit(prompt, params, partial(self._mailbox.post, index))
+        except BaseException:
+            self.cancel()
+            raise
+
+    def cancel(self) -> None:
+        """Free what is still running; does nothing when all is done."""
+        for request in self._running.values():
+            self._engine.cancel(request)
+        self._running.clear()
+
+    async def outputs(self) -> AsyncIterator[tuple[int, Output]]:
+        """(index of the job, output) in the order in which the engine makes them, until all have finished.
+
+        Raises ApiError when the engine fails on one of them. The caller cancels when it stops early.
+        """
+        while self._running:
+            index, output = await self._mailbox.next()
+            if output.finish_reason is not None:
+                del self._running[index]
+            if output.finish_reason in (FinishReason.ERROR, FinishReason.CANCELLED):
+                raise _failure(output)
+            yield index, output
+
+    async def collect(self) -> list[Answer]:
+        """All answers in the order of the jobs; cancels what is running when it is itself cancelled."""
+        answers = [Answer() for _ in range(self.size)]
+        try:
+            async for index, output in self.outputs():
+                answers[index].add(output)
+        finally:
+            self.cancel()
+        return answers
+
+
+def _failure(output: Output) -> ApiError:
+    if output.finish_reason is FinishReason.ERROR:
+        message = f"The engine failed on this request: {output.error or 'its log says how'}"
+        return ApiError(500, message, code="engine_error")
+    return ApiError(503, "The request was cancelled by the server, which is shutting down.", code="cancelled")

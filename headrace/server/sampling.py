@@ -1,0 +1,66 @@
+"""From the fields of a request to SamplingParams. Ranges are checked there, and nowhere else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from headrace.model.sampling import SamplingParams
+from headrace.server.errors import bad_request
+from headrace.server.protocol import ChatBody, CompletionBody, GenerationBody
+
+_SAME_NAME = (
+    "temperature",
+    "top_k",
+    "top_p",
+    "seed",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "stop_token_ids",
+    "ignore_eos",
+)
+
+
+def chat_sampling(body: ChatBody) -> SamplingParams:
+    """The sampling of a chat completion. Raises ApiError 400 or ParameterError, naming the field."""
+    if body.top_logprobs is not None and not body.logprobs:
+        raise bad_request("top_logprobs: needs logprobs to be true", param="top_logprobs")
+    limit = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+    return _sampling(body, max_tokens=limit, logprobs=(body.top_logprobs or 0) if body.logprobs else None)
+
+
+def completion_sampling(body: CompletionBody) -> SamplingParams:
+    """The sampling of a text completion. Raises ApiError 400 or ParameterError, naming the field."""
+    return _sampling(body, max_tokens=body.max_tokens, logprobs=body.logprobs)
+
+
+def choices(params: SamplingParams, n: int | None) -> list[SamplingParams]:
+    """The parameters of each of `n` choices.
+
+    With a seed, choice i has seed + i (modulo 2^64): choices differ from one another, repeat from request to
+    request, and the first is the one that n = 1 gives.
+    """
+    if params.seed is None:
+        return [params] * (n or 1)
+    return [replace(params, seed=params.seed + i) for i in range(n or 1)]
+
+
+def _sampling(body: GenerationBody, *, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
+    given: dict[str, Any] = {name: getattr(body, name) for name in _SAME_NAME}
+    given["logit_bias"] = _logit_bias(body.logit_bias)
+    given["stop"] = (body.stop,) if isinstance(body.stop, str) else body.stop
+    given |= {"max_tokens": max_tokens, "logprobs": logprobs}
+    return SamplingParams(**{name: value for name, value in given.items() if value is not None})
+
+
+def _logit_bias(bias: Mapping[str, float] | None) -> dict[int, float] | None:
+    """Token ids are strings in JSON's objects."""
+    if bias is None:
+        return None
+    for key in bias:
+        if not key.isascii() or not key.isdigit():
+            raise bad_request(f"logit_bias: {key[:50]!r} is not a token id", param="logit_bias")
+    return {int(key): value for key, value in bias.items()}

@@ -1,0 +1,62 @@
+"""What all endpoints share: the model's name, its tokenizer and the engine."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from headrace.engine.async_engine import AsyncEngine
+from headrace.model.sampling import SamplingParams
+from headrace.model.tokenizer import Tokenizer
+from headrace.server.errors import ApiError, bad_request, from_exception
+from headrace.server.generation import Generation
+
+
+@dataclass(frozen=True)
+class ServerState:
+    """One served model. `vocab_size` is the model's: the ids below it have an embedding."""
+
+    model_name: str
+    vocab_size: int
+    tokenizer: Tokenizer
+    engine: AsyncEngine
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    def check_model(self, name: str | None) -> None:
+        """Raises ApiError 404 for a model that is not served; no name means the one that is."""
+        if name is not None and name != self.model_name:
+            raise ApiError(
+                404,
+                f"The model {name[:100]!r} does not exist here; this server has {self.model_name!r}.",
+                param="model",
+                code="model_not_found",
+            )
+
+    def encode(self, text: str, *, param: str, add_special_tokens: bool) -> list[int]:
+        """The tokens of `text`, which came in the field `param`.
+
+        Raises ApiError 400 for half of a surrogate pair, which JSON can write but no text can hold.
+        """
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise bad_request(f"{param}: is not valid Unicode ({error.reason})", param=param) from error
+        return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+
+    def submit(
+        self, prompts: Sequence[Sequence[int]], choices: Sequence[SamplingParams], *, param: str
+    ) -> Generation:
+        """One engine request for each choice of each prompt, the choices of a prompt side by side.
+
+        Raises ApiError; `param` is the field that the prompts came in.
+        """
+        for prompt in prompts:
+            if not prompt:
+                raise bad_request(f"{param}: has no tokens; give at least one", param=param)
+        jobs = [(prompt, params) for prompt in prompts for params in choices]
+        try:
+            choices[0].check_vocabulary(self.vocab_size)
+            return Generation(self.engine, jobs)
+        except Exception as error:
+            raise from_exception(error, prompt_param=param) from error

@@ -1,0 +1,47 @@
+"""Servers for the tests, and the two clients that talk to them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import httpx
+import openai
+import pytest
+
+from tests.server.scripted import Scripted, scripted_server
+
+
+@pytest.fixture(scope="session")
+def _shared_server() -> Iterator[Scripted]:
+    with scripted_server() as server:
+        yield server
+
+
+@pytest.fixture
+def server(_shared_server: Scripted) -> Iterator[Scripted]:
+    """One server for all tests; every test must leave it idle, with nothing leaked."""
+    yield _shared_server
+    _shared_server.wait_idle()
+
+
+@pytest.fixture(scope="session")
+def _http(_shared_server: Scripted) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=_shared_server.url, timeout=10) as client:
+        yield client
+
+
+@pytest.fixture(scope="session")
+def _sdk(_shared_server: Scripted) -> Iterator[openai.OpenAI]:
+    url = f"{_shared_server.url}/v1"
+    with openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=10) as client:
+        yield client
+
+
+@pytest.fixture
+def http(server: Scripted, _http: httpx.Client) -> httpx.Client:
+    return _http
+
+
+@pytest.fixture
+def sdk(server: Scripted, _sdk: openai.OpenAI) -> openai.OpenAI:
+    return _sdk

@@ -1,0 +1,229 @@
+"""A served engine whose model is a script: the whole path from HTTP to the scheduler, with known content.
+
+What the backend says depends on words in the prompt, so that a test can ask for what it needs:
+
+    "say {...}"   says what stands between the braces
+    "endless"     says "a" until it is stopped
+    "seed"        says the request's seed
+    "crash"       the backend raises, which ends the engine
+    otherwise     says REPLY
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any, cast
+
+from headrace.engine.async_engine import AsyncEngine
+from headrace.engine.backend import DecodeRow, Interrupt
+from headrace.engine.build import EngineOptions, assemble_engine
+from headrace.engine.request import Request
+from headrace.load import Loaded
+from headrace.model.batch import Span
+from headrace.model.config import DenseMLP, KVGroup, LayerConfig, ModelConfig, Norm, Rope
+from headrace.model.kv import blocks_for
+from headrace.model.sampler import Sampled
+from headrace.model.sampling import TokenLogprobs
+from headrace.model.tokenizer import Tokenizer
+from headrace.server.app import Server, ServerOptions, bind, create_app
+
+REPLY = "Hello there."
+CONTEXT = 2048
+VOCABULARY = 512
+STEP_SECONDS = 0.0005  # long enough for other threads to act between two steps
+
+
+class ScriptedBackend:
+    """Prefills nothing and decodes the script; counts its steps."""
+
+    name = "scripted"
+    max_rows = 16
+    max_steps = 8
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.steps = 0
+        self._tokenizer = tokenizer
+        self._end = tokenizer.eos_token_ids[0]
+
+    def prepare(self) -> None:
+        pass
+
+    def prefill(self, chunks: Sequence[Span]) -> None:
+        pass
+
+    def run(
+        self, rows: Sequence[DecodeRow], steps: int, interrupt: Interrupt
+    ) -> Iterator[Sequence[Sampled | None]]:
+        live = [True] * len(rows)
+        scripts = [self._script(row) for row in rows]
+        for step in range(steps):
+            time.sleep(STEP_SECONDS)
+            self.steps += 1
+            made: list[Sampled | None] = [None] * len(rows)
+            for i, row in enumerate(rows):
+                if live[i]:
+                    made[i] = self._sampled(row, scripts[i])
+                    live[i] = not row.ends(cast(Sampled, made[i]).token, step + 1)
+            yield made
+            if not any(live) or interrupt.is_set():
+                return
+
+    def _script(self, row: DecodeRow) -> list[int] | None:
+        """The tokens of the whole reply, or None for one without end."""
+        prompt = self._tokenizer.decode(row.prompt)
+        if "crash" in prompt:
+            raise RuntimeError("the script says so")
+        if "endless" in prompt:
+            return None
+        if said := re.search(r"say \{(.*?)\}", prompt, re.DOTALL):
+            return self._tokenizer.encode(said[1])
+        return self._tokenizer.encode(f"{row.seed}" if "seed" in prompt else REPLY)
+
+    def _sampled(self, row: DecodeRow, script: list[int] | None) -> Sampled:
+        position = len(row.output)
+        if script is None:
+            token = self._tokenizer.encode("a")[0]
+        else:
+            token = script[position] if position < len(script) else self._end
+        wanted = row.params.logprobs
+        if wanted is None:
+            return Sampled(token)
+        return Sampled(token, TokenLogprobs(token, -0.5, tuple((300 + i, -1.0 - i) for i in range(wanted))))
+
+
+class WatchedEngine(AsyncEngine):
+    """Remembers what was submitted, and at which step something was cancelled."""
+
+    backend: ScriptedBackend
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.submitted: list[Request] = []
+        self.cancelled_at: dict[Request, int] = {}
+
+    def submit(self, *args: Any) -> Request:
+        request = super().submit(*args)
+        self.submitted.append(request)
+        return request
+
+    def cancel(self, request: Request) -> None:
+        self.cancelled_at.setdefault(request, self.backend.steps)
+        super().cancel(request)
+
+
+@dataclass
+class Scripted:
+    """A running server over the script."""
+
+    url: str
+    tokenizer: Tokenizer
+    engine: WatchedEngine
+    backend: ScriptedBackend
+
+    def wait_idle(self, seconds: float = 5.0) -> None:
+        """Wait until the engine holds no request and every block is free; AssertionError if it never is."""
+        assert self._until(lambda: self._idle(), seconds), f"still busy: {self.engine.state}"
+
+    def wait_busy(self, *, running: int, waiting: int = 0) -> None:
+        def busy() -> bool:
+            state = self.engine.state
+            return state.running >= running and state.waiting >= waiting
+
+        assert self._until(busy, 5.0), f"never that busy: {self.engine.state}"
+
+    def _idle(self) -> bool:
+        state = self.engine.state
+        return state.running == state.waiting == 0 and state.free_blocks == {"full": _blocks()}
+
+    @staticmethod
+    def _until(condition: Any, seconds: float) -> bool:
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            if condition():
+                return True
+            time.sleep(0.005)
+        return False
+
+
+def _blocks() -> int:
+    return 16 * blocks_for(CONTEXT)
+
+
+def config() -> ModelConfig:
+    layer = LayerConfig(window=None, rope=Rope.HALF_SPLIT, mlp=DenseMLP(width=8))
+    return ModelConfig(
+        family="llama",
+        vocab_size=VOCABULARY,
+        hidden_size=8,
+        num_heads=1,
+        num_kv_heads=1,
+        head_dim=8,
+        layers=(layer,),
+        parallel_block=False,
+        norm=Norm.RMS,
+        norm_eps=1e-6,
+        rope_theta=10000.0,
+        max_positions=CONTEXT,
+        tied_head=True,
+    )
+
+
+def scripted_engine(tokenizer: Tokenizer, **options: Any) -> WatchedEngine:
+    """A running engine over the script."""
+    backend = ScriptedBackend(tokenizer)
+    core = assemble_engine(
+        backend=backend,
+        prefiller=backend,
+        tokenizer=tokenizer,
+        config=config(),
+        sizes={KVGroup.FULL: _blocks()},
+        max_context=CONTEXT,
+        options=EngineOptions(**options),
+    )
+    engine = WatchedEngine(core)
+    engine.backend = backend
+    engine.start()
+    return engine
+
+
+@contextmanager
+def scripted_server(**options: Any) -> Iterator[Scripted]:
+    """A server on a free port; `options` are EngineOptions'."""
+    tokenizer = Tokenizer.synthetic(VOCABULARY)
+    engine = scripted_engine(tokenizer, **options)
+    loaded = Loaded("scripted", cast(Any, SimpleNamespace(config=config())), tokenizer)
+    try:
+        with serving(loaded, engine) as url:
+            yield Scripted(url, tokenizer, engine, engine.backend)
+    finally:
+        engine.close()
+
+
+@contextmanager
+def serving(loaded: Loaded, engine: AsyncEngine) -> Iterator[str]:
+    """The real application on a thread; gives its URL."""
+    ready = threading.Event()
+    urls: list[str] = []
+
+    def on_ready(url: str) -> None:
+        urls.append(url)
+        ready.set()
+
+    options = ServerOptions(port=0)
+    bound = bind(options)
+    server = Server(create_app(loaded, engine, options), on_ready)
+    thread = threading.Thread(target=lambda: server.run(sockets=[bound]), daemon=True)
+    thread.start()
+    try:
+        assert ready.wait(10), "the server did not start"
+        yield urls[0]
+    finally:
+        server.should_exit = True
+        thread.join(10)
+        bound.close()

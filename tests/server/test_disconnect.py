@@ -1,0 +1,115 @@
+"""A client that leaves frees its request within one step: streamed, plain, and while queued."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import time
+from collections.abc import Iterator
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+
+from headrace.server import disconnect
+from tests.server.scripted import Scripted, scripted_server
+from tests.server.test_chat import PATH, user
+
+
+@pytest.fixture
+def narrow() -> Iterator[Scripted]:
+    """A server that runs one sequence at a time, so that a second request has to queue."""
+    with scripted_server(max_sequences=1) as server:
+        yield server
+
+
+def post_and_keep(server: Scripted, **fields: object) -> socket.socket:
+    """Send a request for an endless answer and leave the connection open."""
+    address = urlsplit(server.url)
+    assert address.hostname is not None
+    connection = socket.create_connection((address.hostname, address.port or 0), timeout=10)
+    body = json.dumps({"messages": user("endless"), **fields}).encode()
+    head = f"POST {PATH} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+    connection.sendall(head.encode() + b"\r\n\r\n" + body)
+    return connection
+
+
+def leave_while_running(server: Scripted, *, stream: bool) -> None:
+    """Leave a running request; AssertionError unless it is gone within one step of the cancellation."""
+    seen = len(server.engine.submitted)
+    connection = post_and_keep(server, stream=stream)
+    server.wait_busy(running=1)
+    if stream:
+        assert connection.recv(1000).startswith(b"HTTP/1.1 200")
+    connection.close()
+    server.wait_idle(1.0)
+    request = server.engine.submitted[seen]
+    steps_after = server.backend.steps - server.engine.cancelled_at[request]
+    assert steps_after <= 1
+    assert request.output
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_running_request(server: Scripted, stream: bool) -> None:
+    leave_while_running(server, stream=stream)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_queued_request(narrow: Scripted, stream: bool) -> None:
+    first = post_and_keep(narrow, stream=True)
+    narrow.wait_busy(running=1)
+    second = post_and_keep(narrow, stream=stream)
+    narrow.wait_busy(running=1, waiting=1)
+    queued = narrow.engine.submitted[1]
+    second.close()
+    deadline = time.monotonic() + 1
+    while narrow.engine.state.waiting and time.monotonic() < deadline:
+        time.sleep(0.005)
+    assert narrow.engine.state.waiting == 0
+    assert narrow.engine.state.running == 1  # the other request goes on
+    assert queued.output == []
+    first.close()
+    narrow.wait_idle(1.0)
+
+
+def test_all_choices_of_a_request(server: Scripted) -> None:
+    connection = post_and_keep(server, n=3)
+    server.wait_busy(running=3)
+    connection.close()
+    server.wait_idle(1.0)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_gate_is_red_without_the_listener(monkeypatch: pytest.MonkeyPatch, stream: bool) -> None:
+    async def never(receive: object) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(disconnect, "_gone", never)
+    with scripted_server() as server, pytest.raises(AssertionError, match="still busy"):
+        leave_while_running(server, stream=stream)
+
+
+def test_a_full_queue_is_429_and_says_when_to_come_back() -> None:
+    with scripted_server(max_sequences=1, queue=1) as server:
+        first = post_and_keep(server)
+        server.wait_busy(running=1)
+        second = post_and_keep(server)
+        server.wait_busy(running=1, waiting=1)
+        for stream in (False, True):
+            body = {"messages": user("hi"), "stream": stream}
+            response = httpx.post(server.url + PATH, json=body)
+            assert response.status_code == 429
+            assert int(response.headers["Retry-After"]) >= 1
+            assert response.json()["error"]["type"] == "rate_limit_error"
+        first.close()
+        second.close()
+        server.wait_idle()
+        assert httpx.post(server.url + PATH, json={"messages": user("hi")}).status_code == 200
+
+
+def test_a_request_of_which_only_a_part_fits_leaves_nothing_behind() -> None:
+    with scripted_server(max_sequences=1, queue=2) as server:
+        body = {"messages": user("endless"), "n": 5, "max_tokens": 500}
+        assert httpx.post(server.url + PATH, json=body).status_code == 429
+        server.wait_idle(1.0)
