@@ -28,7 +28,7 @@ class Interrupt(Protocol):
     def is_set(self) -> bool: ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, slots=True)
 class DecodeRow:
     """One row: feed `token` at `position` of a sequence, and sample what follows.
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from headrace.model.config import KVGroup
-from headrace.model.kv import NO_BLOCK, blocks_for, first_visible_block
+from headrace.model.kv import BLOCK_TOKENS, NO_BLOCK, blocks_for, first_visible_block
 
 
 class BlockPool:
@@ -67,60 +67,71 @@ class BlockPool:
 
 @dataclass(slots=True)
 class SequenceBlocks:
-    """The block tables of one sequence, and how many leading entries of each have been given back."""
+    """The block tables of one sequence; `given_back` leading entries of the sliding one have been given back.
+
+    `capacity` counts the positions that the tables reach; before a query at `trim_at` there is nothing to
+    give back. Both let a step that needs no change pass at the price of one comparison.
+    """
 
     tables: dict[KVGroup, list[int]]
-    given_back: dict[KVGroup, int]
+    given_back: int = 0
+    capacity: int = 0
+    trim_at: int = 0
 
 
 class BlockManager:
-    """Block tables of all sequences over the pools of all groups."""
+    """Block tables of all sequences over the pools of all groups.
+
+    `window` is that of the sliding layers, or None for a model without any.
+    """
 
     def __init__(self, sizes: Mapping[KVGroup, int], *, window: int | None) -> None:
         self.pools = {group: BlockPool(size) for group, size in sizes.items()}
-        self._windows = {KVGroup.FULL: None, KVGroup.SLIDING: window}
+        self._window = window if KVGroup.SLIDING in sizes else None
 
     def new_sequence(self) -> SequenceBlocks:
-        return SequenceBlocks({group: [] for group in self.pools}, dict.fromkeys(self.pools, 0))
+        return SequenceBlocks({group: [] for group in self.pools})
 
     def can_hold(self, tokens: int) -> bool:
         """Whether a sequence of `tokens` fits into the free blocks, its sliding layers seen at their end."""
         for group, pool in self.pools.items():
-            live = blocks_for(tokens) - first_visible_block(max(tokens - 1, 0), self._windows[group])
-            if live > pool.free:
+            window = self._window if group is KVGroup.SLIDING else None
+            if blocks_for(tokens) - first_visible_block(max(tokens - 1, 0), window) > pool.free:
                 return False
         return True
 
     def grow(self, sequence: SequenceBlocks, tokens: int) -> bool:
         """Make the tables reach `tokens` positions. False, and nothing changed, if a pool is too small."""
-        wanted = blocks_for(tokens)
-        short = {group: wanted - len(table) for group, table in sequence.tables.items()}
-        if any(count > self.pools[group].free for group, count in short.items()):
+        if tokens <= sequence.capacity:
+            return True
+        count = blocks_for(tokens) - sequence.capacity // BLOCK_TOKENS
+        if any(count > pool.free for pool in self.pools.values()):
             return False
-        for group, count in short.items():
-            if count > 0:
-                sequence.tables[group] += self.pools[group].allocate(count)
+        for group, table in sequence.tables.items():
+            table += self.pools[group].allocate(count)
+        sequence.capacity += count * BLOCK_TOKENS
         return True
 
     def trim(self, sequence: SequenceBlocks, position: int) -> None:
         """Give back what no query at `position` or later can see."""
-        for group, table in sequence.tables.items():
-            window = self._windows[group]
-            if window is None:
-                continue
-            first = min(first_visible_block(position, window), len(table))
-            for index in range(sequence.given_back[group], first):
-                self.pools[group].release(table[index])
-                table[index] = NO_BLOCK
-            sequence.given_back[group] = max(sequence.given_back[group], first)
+        if self._window is None or position < sequence.trim_at:
+            return
+        table, pool = sequence.tables[KVGroup.SLIDING], self.pools[KVGroup.SLIDING]
+        visible = min(first_visible_block(position, self._window), len(table))
+        for index in range(sequence.given_back, visible):
+            pool.release(table[index])
+            table[index] = NO_BLOCK
+        sequence.given_back = max(sequence.given_back, visible)
+        sequence.trim_at = (visible + 1) * BLOCK_TOKENS + self._window - 1
 
     def release(self, sequence: SequenceBlocks) -> None:
         """Give everything back."""
         for group, table in sequence.tables.items():
-            for block in table[sequence.given_back[group] :]:
-                self.pools[group].release(block)
+            for block in table:
+                if block != NO_BLOCK:
+                    self.pools[group].release(block)
             table.clear()
-            sequence.given_back[group] = 0
+        sequence.given_back = sequence.capacity = sequence.trim_at = 0
 
     def check(self, sequences: Iterable[SequenceBlocks]) -> None:
         """Raise RuntimeError unless `sequences`, all that exist, account for every block."""

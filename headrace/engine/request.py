@@ -49,7 +49,7 @@ class ContextLengthError(EngineError):
         self.limit, self.prompt, self.requested = limit, prompt, requested
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Output:
     """What one step added to a request.
 

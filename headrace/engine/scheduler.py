@@ -85,24 +85,9 @@ class Scheduler:
 
     def _plan_rows(self, plan: Plan, decoding: Iterable[Sequence]) -> None:
         for sequence in decoding:
-            if sequence.slot == NO_SLOT:  # preempted while this step was planned
-                continue
-            request = sequence.request
-            plan.row_owners.append(sequence)
-            plan.rows.append(
-                DecodeRow(
-                    slot=sequence.slot,
-                    token=sequence.last_token,
-                    position=sequence.computed,
-                    tables=sequence.blocks.tables,
-                    prompt=request.prompt,
-                    output=request.output,
-                    params=request.params,
-                    seed=request.seed,
-                    max_tokens=sequence.tokens_left,
-                    stop_token_ids=request.stop_token_ids,
-                )
-            )
+            if sequence.slot != NO_SLOT:  # else preempted while this step was planned
+                plan.row_owners.append(sequence)
+                plan.rows.append(sequence.row())
 
     def _plan_chunks(self, plan: Plan) -> None:
         """Spend the step's budget of prompt tokens, first come, first served."""

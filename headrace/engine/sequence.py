@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from headrace.engine.backend import DecodeRow
 from headrace.engine.blocks import SequenceBlocks
 from headrace.engine.request import Request
 from headrace.engine.text import TextAssembler
@@ -26,6 +27,22 @@ class Sequence:
     slot: int = NO_SLOT
     ended: bool = False
 
+    def row(self) -> DecodeRow:
+        """The decode row that continues this sequence: its last token, at the first position without KV."""
+        request = self.request
+        return DecodeRow(
+            slot=self.slot,
+            token=request.output[-1] if request.output else request.prompt[-1],
+            position=self.computed,
+            tables=self.blocks.tables,
+            prompt=request.prompt,
+            output=request.output,
+            params=request.params,
+            seed=request.seed,
+            max_tokens=self.tokens_left,
+            stop_token_ids=request.stop_token_ids,
+        )
+
     @property
     def length(self) -> int:
         return len(self.request.prompt) + len(self.request.output)
@@ -44,7 +61,3 @@ class Sequence:
         prompt, output = self.request.prompt, self.request.output
         border = len(prompt)
         return prompt[start:end] + output[max(0, start - border) : max(0, end - border)]
-
-    @property
-    def last_token(self) -> int:
-        return self.request.output[-1] if self.request.output else self.request.prompt[-1]

@@ -9,7 +9,7 @@ from headrace.engine.text import Pushed, TextAssembler
 
 
 class Pieces:
-    """A token stream whose token i is the text `pieces[i]`; it keeps a trailing "~" back, as half a character."""
+    """A token stream in which token i is `pieces[i]`; it keeps a trailing "~" back, as half a character."""
 
     def __init__(self, pieces: Sequence[str]) -> None:
         self.pieces = pieces
@@ -40,9 +40,7 @@ stops = st.lists(st.text("ab~é", min_size=1, max_size=5), max_size=3)
 
 
 @given(st.lists(letters, max_size=12), stops, st.integers(1, 5))
-def test_any_split_gives_the_text_cut_at_the_first_stop(
-    pieces: list[str], stop: list[str], step: int
-) -> None:
+def test_any_split_gives_the_text_cut_at_a_stop(pieces: list[str], stop: list[str], step: int) -> None:
     assembler = TextAssembler(Pieces(pieces), stop)
     text, stopped = "", False
     for start in range(0, len(pieces), step):
