@@ -9,6 +9,7 @@ float64 settles it among them. There is nearly always just one.
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -64,6 +65,7 @@ class _Contender:
     uniform: float
 
 
+@torch.inference_mode()
 def sample(logits: Tensor, rows: Sequence[SampleRow]) -> list[Sampled]:
     """One token for every row of `logits`, float32 [rows, vocab], which stay as they are.
 
@@ -115,30 +117,33 @@ def _penalise(logits: Tensor, row: SampleRow) -> None:
     # Tensors, not Python numbers: CUDA divides by a number through its reciprocal, which rounds differently.
     if params.repetition_penalty != 1.0:
         penalty = logits.new_tensor(params.repetition_penalty)
-        history = np.unique(np.fromiter((*row.prompt, *row.output), np.int64))
-        seen = torch.from_numpy(history).to(logits.device)
+        # A token that comes twice is written twice, with the same value.
+        seen = torch.cat([_ids(row.prompt), _ids(row.output)]).to(logits.device)
         values = logits[seen]
         logits[seen] = torch.where(values > 0, values / penalty, values * penalty)
     if params.presence_penalty or params.frequency_penalty:
-        tokens, counts = np.unique(np.fromiter(row.output, np.int64), return_counts=True)
+        tokens, counts = np.unique(_ids(row.output).numpy(), return_counts=True)
         ids = torch.from_numpy(tokens).to(logits.device)
         times = torch.from_numpy(counts).to(logits.device, torch.float32)
         values = logits[ids] - times * logits.new_tensor(params.frequency_penalty)
         logits[ids] = values - logits.new_tensor(params.presence_penalty)
 
 
-def _best(logits: Tensor) -> tuple[Tensor, list[int]]:
-    """The largest logit of every row, [rows], and its lowest id.
+def _ids(tokens: Sequence[int]) -> Tensor:
+    return (
+        torch.frombuffer(array("q", tokens), dtype=torch.int64)
+        if tokens
+        else torch.empty(0, dtype=torch.int64)
+    )
 
-    torch.argmax promises nothing about ties, and NumPy's takes the first.
-    """
+
+def _best(logits: Tensor) -> tuple[Tensor, list[int]]:
+    """The largest logit of every row, [rows], and its lowest id."""
     if logits.device.type == "cpu":
-        ids = torch.from_numpy(logits.detach().numpy().argmax(1))
-        best = logits.gather(1, ids.unsqueeze(1)).squeeze(1)
+        ids = torch.from_numpy(logits.detach().numpy().argmax(1))  # NumPy's takes the first of equals
     else:
-        best = logits.amax(1)
-        order = torch.arange(logits.shape[1], device=logits.device)
-        ids = order.where(logits == best.unsqueeze(1), logits.shape[1]).amin(1)
+        ids = _lowest_argmax(logits)
+    best = logits.gather(1, ids.unsqueeze(1)).squeeze(1)
     for index, value in enumerate(best.tolist()):
         if not math.isfinite(value):
             raise FloatingPointError(
@@ -147,32 +152,40 @@ def _best(logits: Tensor) -> tuple[Tensor, list[int]]:
     return best, ids.tolist()
 
 
+def _lowest_argmax(logits: Tensor) -> Tensor:
+    """The lowest id of the largest logit in every row, or of a NaN; torch.argmax promises nothing on ties."""
+    best = logits.amax(1, keepdim=True)
+    ids = torch.arange(logits.shape[1], device=logits.device)
+    return ids.where((logits == best) | logits.isnan(), logits.shape[1] - 1).amin(1)
+
+
 def _draw(logits: Tensor, best: Tensor, rows: Sequence[SampleRow]) -> list[int]:
     """The tokens of rows that have a temperature, from their logits [rows, vocab] and the largest of each."""
     temperatures = logits.new_tensor([row.params.temperature for row in rows])
     scores = (logits - best.unsqueeze(1)) / temperatures.unsqueeze(1)
+    # Where work is free and waiting is not, nobody counts the tokens that may win.
+    counts = (scores >= _OUT_OF_REACH).sum(1).tolist() if scores.device.type == "cpu" else None
     dense: list[int] = []
     sparse: dict[int, Tensor] = {}
-    for index, (score, row) in enumerate(zip(scores, rows, strict=True)):
-        ids = _reachable(score, row.params)
-        if ids is not None and len(ids) * _SPARSE < len(score):
-            sparse[index] = ids
+    for index, row in enumerate(rows):
+        few = counts is not None and counts[index] * _SPARSE < scores.shape[1]
+        if not few and not row.params.is_filtered:
+            dense.append(index)
             continue
-        dense.append(index)
-        if row.params.is_filtered and ids is not None:
+        score = scores[index]
+        if row.params.is_filtered:
+            ids = kept(score, row.params)
+            ids = ids[score[ids] >= _OUT_OF_REACH]
+        else:
+            ids = (score >= _OUT_OF_REACH).nonzero().squeeze(1)
+        if len(ids) * _SPARSE < len(score):
+            sparse[index] = ids
+        else:
             left = score[ids]
             score.fill_(-math.inf).index_copy_(0, ids, left)
+            dense.append(index)
     winners = _settle([*_dense_contenders(scores, dense, rows), *_sparse_contenders(scores, sparse, rows)])
     return [winners[index] for index in range(len(rows))]
-
-
-def _reachable(score: Tensor, params: SamplingParams) -> Tensor | None:
-    """Ids, ascending, that hold every token that may win; None if it is not worth a look to find them."""
-    if params.is_filtered:
-        ids = kept(score, params)
-        return ids[score[ids] >= _OUT_OF_REACH]
-    # Elsewhere the noise costs less than waiting for a count.
-    return (score >= _OUT_OF_REACH).nonzero().squeeze(1) if score.device.type == "cpu" else None
 
 
 def _dense_contenders(

@@ -27,7 +27,7 @@ class Pieces:
 
 
 def cut(text: str, stop: Sequence[str]) -> tuple[str, bool]:
-    """Read character by character until some stop string is complete; the text before the longest of these."""
+    """Read by characters until some stop string is complete; the text before the longest of these."""
     for end in range(len(text) + 1):
         complete = [string for string in stop if text[:end].endswith(string)]
         if complete:
