@@ -1,0 +1,50 @@
+"""What an SM has, and what of it a step uses: the constants that were tuned and the limits they must keep."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from headrace.step.isa import PAGE_BYTES_MAX, WORDS
+
+SHARED_BYTES = 227 * 1024  # shared memory that a block may have (Hopper)
+REGISTERS = 65536  # of an SM
+WARP = 32
+GROUP_THREADS = 128  # a warp group
+CONSUMER_GROUPS = 2
+CONSUMER_REGISTERS = 232  # a thread; setmaxnreg takes multiples of 8
+OTHER_REGISTERS = 40  # a thread of the third group: loader, publisher, controller
+WORKING_REGISTERS = 88  # of CONSUMER_REGISTERS: accumulators, a page's fragments, addresses
+STAGING_BYTES = 24 * 1024  # results on their way out, sums across warps, small tables
+TASK_SLOTS = 16  # descriptors that the loader may be ahead of the consumers
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """Constants that measurement chose (see the probes' results in the design).
+
+    `ring_pages` pages of shared memory hold what was fetched ahead; of these `in_flight` may be under way.
+    """
+
+    ring_pages: int = 11
+    in_flight: int = 3
+
+    @property
+    def ring_bytes(self) -> int:
+        return self.ring_pages * PAGE_BYTES_MAX
+
+
+def shared_bytes(machine: Machine, residual_tiles: int, rows: int) -> int:
+    """Shared memory of an SM that owns this many tiles of the residual (float32)."""
+    slots = TASK_SLOTS * WORDS * 4
+    barriers = (2 * machine.ring_pages + 2 * TASK_SLOTS) * 8
+    return machine.ring_bytes + STAGING_BYTES + slots + barriers + residual_tiles * rows * 8 * 4
+
+
+def activation_registers(k: int, rows: int) -> int:
+    """Registers a consumer thread holds its part of the activations of one tile in: bfloat16 [rows, k].
+
+    Up to 8 rows four warps share a tile and the other half of the tensor core's 16 rows is empty; for 16 rows
+    all eight do.
+    """
+    lanes = WARP * (4 if rows <= 8 else 8)
+    return max(rows, 8) * k * 2 // (lanes * 4)
