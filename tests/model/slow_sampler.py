@@ -1,7 +1,7 @@
 """Sampling written down a second time, slowly and plainly, from the documented semantics.
 
-One token at a time. The slow functions share no code with `headrace.model`: Philox on Python integers, filters
-by sorting everything, and exact distributions to test frequencies against.
+One token at a time. The slow functions share no code with `headrace.model`: Philox on integers, filters by
+sorting everything, and exact distributions to test frequencies against.
 """
 
 from __future__ import annotations
