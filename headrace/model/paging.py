@@ -18,7 +18,7 @@ from torch.nn.attention.bias import causal_lower_right
 from headrace.model.attention import visible
 from headrace.model.batch import Span
 from headrace.model.config import KVGroup, ModelConfig
-from headrace.model.kv import BLOCK_TOKENS, NO_BLOCK, KVCache, first_visible_block
+from headrace.model.kv import BLOCK_TOKENS, NO_BLOCK, KVCache, first_visible_block, keys_of, values_of
 from headrace.model.rope import Rotation
 
 # The most blocks that one batch of single tokens gathers, padding included, unless one token alone sees more.
@@ -170,11 +170,10 @@ def plan_chunk(
 
 
 def gather(pages: Tensor, blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """K and V of `blocks` [..., n] as [..., KV heads, n * BLOCK_TOKENS, dim], each copied once."""
+    """K and V of `blocks` [..., n] as [..., KV heads, n * BLOCK_TOKENS, dim], copied and put in order."""
     heads = torch.arange(pages.shape[1], device=pages.device)[:, None]
     where = (blocks[..., None, :], heads)
-    k, v = (pages[*where, part].flatten(-3, -2) for part in (0, 1))
-    return k, v
+    return keys_of(pages[*where, 0]).flatten(-3, -2), values_of(pages[*where, 1]).flatten(-3, -2)
 
 
 def attend_singles(q: Tensor, pages: Tensor, singles: Singles) -> Tensor:
