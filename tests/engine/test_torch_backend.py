@@ -1,0 +1,198 @@
+"""The engine over the PyTorch model: what comes out is what the model says of each sequence alone."""
+
+from __future__ import annotations
+
+import random
+import threading
+
+import pytest
+import torch
+
+from headrace.engine.backend import DecodeRow
+from headrace.engine.build import EngineOptions, build_engine
+from headrace.engine.engine import Engine
+from headrace.engine.request import FinishReason, Output
+from headrace.engine.torch_backend import TorchBackend
+from headrace.model.batch import Span
+from headrace.model.config import (
+    DenseMLP,
+    KVGroup,
+    LayerConfig,
+    ModelConfig,
+    MoEMLP,
+    Norm,
+    Rope,
+)
+from headrace.model.kv import KVCache, blocks_for
+from headrace.model.sampling import SamplingParams
+from headrace.model.synthetic import synthetic_model
+from headrace.model.tokenizer import Tokenizer
+from headrace.model.transformer import Model
+
+VOCABULARY = 320
+WINDOW = 70
+
+
+def north(window: int = WINDOW) -> ModelConfig:
+    """North's shape, scaled down."""
+    moe = MoEMLP(width=32, experts=4, top_k=2)
+    return ModelConfig(
+        family="cohere2_moe",
+        vocab_size=VOCABULARY,
+        hidden_size=64,
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=32,
+        layers=(
+            LayerConfig(window=None, rope=Rope.INTERLEAVED, mlp=DenseMLP(width=64)),
+            LayerConfig(window=window, rope=Rope.INTERLEAVED, mlp=moe),
+            LayerConfig(window=None, rope=Rope.NONE, mlp=moe),
+        ),
+        parallel_block=True,
+        norm=Norm.RMS,
+        norm_eps=1e-6,
+        rope_theta=50000.0,
+        max_positions=1024,
+        tied_head=False,  # with random weights a tied head only ever repeats the last token
+    )
+
+
+@pytest.fixture(scope="module")
+def model() -> Model:
+    return synthetic_model(north(), seed=3)
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return Tokenizer.synthetic(VOCABULARY)
+
+
+def greedy(model: Model, prompt: list[int], count: int) -> list[int]:
+    """The continuation by recomputing the whole sequence for every token; not one token over and over."""
+    tokens = list(prompt)
+    for _ in range(count):
+        with torch.inference_mode():
+            tokens.append(int(model.full(torch.tensor([tokens]))[0, -1].argmax()))
+    made = tokens[len(prompt) :]
+    assert count < 4 or len(set(made)) > 2
+    return made
+
+
+def prompts(count: int, *, seed: int = 0) -> list[list[int]]:
+    """Ragged prompts, some longer than the window and several blocks."""
+    generator = random.Random(seed)
+    return [
+        [generator.randrange(VOCABULARY) for _ in range(generator.choice([1, 5, 63, 64, 65, 90, 200]))]
+        for _ in range(count)
+    ]
+
+
+def generate(engine: Engine, requests: list[list[int]], params: list[SamplingParams]) -> list[list[int]]:
+    outputs: list[list[Output]] = [[] for _ in requests]
+    for prompt, one, sink in zip(requests, params, outputs, strict=True):
+        engine.submit(prompt, one, sink.append)
+    while engine.step():
+        pass
+    engine.check()
+    return [[token for output in sink for token in output.token_ids] for sink in outputs]
+
+
+@pytest.mark.parametrize(("chunk", "steps"), [(16, 1), (100, 3), (512, 8)])
+def test_a_batch_gives_what_each_prompt_gives_alone(
+    model: Model, tokenizer: Tokenizer, chunk: int, steps: int
+) -> None:
+    options = EngineOptions(max_sequences=4, prefill_chunk=chunk, steps=steps, max_context=512)
+    engine = build_engine(model, tokenizer, options)
+    batch = prompts(5)
+    params = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
+    assert generate(engine, batch, [params] * 5) == [greedy(model, prompt, 6) for prompt in batch]
+
+
+def test_preemption_changes_nothing(model: Model, tokenizer: Tokenizer) -> None:
+    params = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
+    batch = [prompt[:50] * 2 for prompt in prompts(4, seed=5)]
+    block = 3 * 2 * 64 * 2 * 32 * 4  # bytes of one block in all three layers
+    results = []
+    for blocks in (64, 5):
+        options = EngineOptions(max_sequences=4, max_context=160, kv_memory=blocks * block, steps=4)
+        engine = build_engine(model, tokenizer, options)
+        results.append(generate(engine, batch, [params] * 4))
+        assert (engine.state.preemptions > 0) == (blocks == 5)
+    assert results[0] == results[1]
+
+
+def test_sampled_tokens_do_not_depend_on_neighbours(model: Model, tokenizer: Tokenizer) -> None:
+    options = EngineOptions(max_sequences=8, max_context=512)
+    batch = prompts(5, seed=1)
+    params = [
+        SamplingParams(temperature=1.2, top_p=0.9, presence_penalty=0.5, seed=seed, max_tokens=12)
+        for seed in range(5)
+    ]
+    together = generate(build_engine(model, tokenizer, options), batch, params)
+    engine = build_engine(model, tokenizer, options)
+    alone = [generate(engine, [prompt], [one])[0] for prompt, one in zip(batch, params, strict=True)]
+    assert together == alone
+    other = [SamplingParams(temperature=1.2, seed=99, max_tokens=12)]
+    assert generate(engine, batch[:1], other)[0] != alone[0], "the seed must matter"
+
+
+def rows_of(model: Model, prompt: list[int], cache: KVCache, backend: TorchBackend) -> DecodeRow:
+    """Prefill all but the last token of `prompt` into the first blocks, and make the row that goes on."""
+    tables = {group: list(range(blocks_for(len(prompt) + 16))) for group in KVGroup}
+    row = DecodeRow(
+        slot=0,
+        token=prompt[-1],
+        position=len(prompt) - 1,
+        tables=tables,
+        prompt=prompt,
+        output=[],
+        params=SamplingParams(temperature=0),
+        seed=0,
+        max_tokens=100,
+        stop_token_ids=frozenset(),
+    )
+    backend.prefill([Span(prompt[:-1], 0, tables)])
+    return row
+
+
+def test_a_call_ends_after_the_step_in_which_it_is_interrupted(model: Model) -> None:
+    cache = KVCache(model.config, dict.fromkeys(KVGroup, 8), dtype=torch.float32)
+    backend = TorchBackend(model, cache, max_rows=1)
+    row = rows_of(model, prompts(1)[0] + [5], cache, backend)
+    interrupt = threading.Event()
+    made = []
+    for sampled in backend.run([row], 10, interrupt):
+        made.append(sampled)
+        if len(made) == 3:
+            interrupt.set()
+    assert len(made) == 3
+
+
+def test_a_row_ends_at_its_limit_and_its_stop_token(model: Model) -> None:
+    cache = KVCache(model.config, dict.fromkeys(KVGroup, 8), dtype=torch.float32)
+    backend = TorchBackend(model, cache, max_rows=1)
+    prompt = [*prompts(1)[0], 7]
+    first, second = greedy(model, prompt, 2)
+    row = rows_of(model, prompt, cache, backend)
+    row.stop_token_ids = frozenset([second])
+    tokens = [item for sampled in backend.run([row], 10, threading.Event()) for item in sampled]
+    assert [item.token for item in tokens if item is not None] == [first, second]
+    row.max_tokens = 1
+    assert len(list(backend.run([row], 10, threading.Event()))) == 1
+
+
+def test_logprobs_come_with_every_token(model: Model, tokenizer: Tokenizer) -> None:
+    engine = build_engine(model, tokenizer, EngineOptions(max_context=512))
+    outputs: list[Output] = []
+    prompt = prompts(1)[0]
+    engine.submit(prompt, SamplingParams(temperature=0, logprobs=3, max_tokens=4), outputs.append)
+    while engine.step():
+        pass
+    with torch.inference_mode():
+        scores = model.full(torch.tensor([prompt]))[0, -1].log_softmax(-1)
+    values, tokens = scores.topk(3)
+    [first] = outputs[0].logprobs
+    assert first.token == tokens[0]
+    assert [token for token, _ in first.top] == tokens.tolist()
+    torch.testing.assert_close(torch.tensor([value for _, value in first.top]), values)
+    assert outputs[-1].finish_reason is FinishReason.LENGTH
