@@ -98,15 +98,20 @@ class Experts(nn.Module):
     def forward(self, h: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
         """The weighed sum over each token's experts, float32 [tokens, hidden], for h [tokens, hidden].
 
-        `ids` and `weights` are those of `route`.
+        `ids` and `weights` are those of `route`. Both ways to the sum add in the same order.
         """
-        slots = ids.flatten()
-        order = slots.argsort(stable=True)
-        tokens, weights = order // ids.shape[1], weights.flatten()[order, None]
+        order = ids.flatten().argsort(stable=True)
+        way = self.grouped if self._can_group(h) else self.one_by_one
+        return way(h, ids, order, weights.flatten()[order, None])
+
+    def one_by_one(self, h: Tensor, ids: Tensor, order: Tensor, weights: Tensor) -> Tensor:
+        """A loop over the experts in use: what is meant. The host waits for the device once.
+
+        `order` sorts the slots, token * top_k + i, by expert; `weights` are sorted by it.
+        """
         out = torch.zeros(h.shape, dtype=torch.float32, device=h.device)
-        start = 0
-        # The only place in a pass where the host waits for the device.
-        for expert, count in enumerate(torch.bincount(slots, minlength=len(self.down)).tolist()):
+        tokens, start = order // ids.shape[1], 0
+        for expert, count in enumerate(torch.bincount(ids.flatten(), minlength=len(self.down)).tolist()):
             if count:
                 rows = tokens[start : start + count]
                 gate, up = functional.linear(h[rows], self.gate_up[expert]).chunk(2, dim=-1)
@@ -114,6 +119,30 @@ class Experts(nn.Module):
                 out.index_add_(0, rows, part.float() * weights[start : start + count])
                 start += count
         return out
+
+    def grouped(self, h: Tensor, ids: Tensor, order: Tensor, weights: Tensor) -> Tensor:
+        """The same by two grouped products, a dozen launches in all, and without a wait: for GPUs."""
+        experts = torch.arange(len(self.down), device=h.device)
+        ends = torch.searchsorted(ids.flatten()[order], experts, right=True).int()
+        inner = functional.grouped_mm(h[order // ids.shape[1]], self.gate_up.transpose(1, 2), offs=ends)
+        gate, up = inner.chunk(2, dim=-1)
+        parts = functional.grouped_mm(functional.silu(gate) * up, self.down.transpose(1, 2), offs=ends)
+        slots = torch.empty(parts.shape, dtype=torch.float32, device=h.device)
+        slots = slots.index_copy(0, order, parts.float() * weights).view(*ids.shape, -1)
+        out = slots[:, 0]
+        for slot in range(1, ids.shape[1]):
+            out = out + slots[:, slot]
+        return out
+
+    def _can_group(self, h: Tensor) -> bool:
+        # Rows of a multiple of 16 bytes; torch 2.9 has no such product, and older GPUs have no kernel for it.
+        return (
+            h.is_cuda
+            and h.dtype == self.down.dtype == torch.bfloat16
+            and self.down.shape[1] % 8 == self.down.shape[2] % 8 == 0
+            and hasattr(functional, "grouped_mm")
+            and torch.cuda.get_device_capability(h.device) >= (8, 0)
+        )
 
 
 class MoE(nn.Module):

@@ -48,6 +48,24 @@ def test_experts_equal_a_loop_over_tokens() -> None:
     assert torch.allclose(experts(h, ids, weights), expected, atol=1e-5)
 
 
+def test_grouped_experts_equal_the_loop() -> None:
+    """Tokens that all use one expert, and experts that nobody uses, included."""
+    torch.manual_seed(0)
+    mlp = MoEMLP(width=16, experts=6, top_k=3)
+    experts = Experts(32, mlp).requires_grad_(False).bfloat16()
+    experts.gate_up.normal_(std=0.2)
+    experts.down.normal_(std=0.2)
+    for tokens in (1, 40):
+        h, logits = torch.randn(tokens, 32).bfloat16(), torch.randn(tokens, 6)
+        logits[:, 2] += 10
+        logits[:, 4] -= 10
+        ids, weights = route(logits, mlp)
+        order = ids.flatten().argsort(stable=True)
+        sorted_weights = weights.flatten()[order, None]
+        expected = experts.one_by_one(h, ids, order, sorted_weights)
+        assert torch.allclose(experts.grouped(h, ids, order, sorted_weights), expected, rtol=0.02, atol=0.02)
+
+
 @pytest.mark.parametrize("kind", [RMSNorm, LayerNorm])
 def test_norms_round_once(kind: type[RMSNorm] | type[LayerNorm]) -> None:
     torch.manual_seed(0)
