@@ -177,7 +177,8 @@ class Paged:
     def __init__(self, model: Model, *, blocks: int = 24) -> None:
         self.model = model
         self.groups = [group for group in KVGroup if model.config.layers_in(group)]
-        self.cache = KVCache(model.config, dict.fromkeys(self.groups, blocks), dtype=model.dtype)
+        sizes = dict.fromkeys(self.groups, blocks)
+        self.cache = KVCache(model.config, sizes, dtype=model.dtype, device=model.device)
         for pages in self.cache.pages:
             pages.fill_(self.POISON)
         draw = random.Random(blocks)
