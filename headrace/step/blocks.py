@@ -109,6 +109,7 @@ class BlockPlanner:
                 matrix,
                 layer=layer,
                 kv_head=kv_head,
+                window=self.config.layers[layer].window or 0,
                 rope=rope,
                 norm=norm,
                 input=Buffer.X,

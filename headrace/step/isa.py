@@ -232,7 +232,7 @@ USED: dict[Opcode, tuple[Field, ...]] = {
     Opcode.END: (),
     Opcode.EMBED: (*_TILES, *_PAGES, Field.OUTPUT, *_SIGNAL),
     Opcode.ROUTER: (*_GEMM, Field.NORM, Field.EXPERTS),
-    Opcode.QKV_PROJ: (*_GEMM, Field.NORM, Field.KV_HEAD, Field.ROPE),
+    Opcode.QKV_PROJ: (*_GEMM, Field.NORM, Field.KV_HEAD, Field.ROPE, Field.WINDOW),
     Opcode.ATTENTION: (
         Field.LAYER, *_SHARE, *_INOUT, *_WAIT, Field.WAIT_SPAN, *_LOADER, *_SIGNAL,
         Field.PAGE_BYTES, Field.WINDOW,

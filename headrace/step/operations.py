@@ -40,8 +40,8 @@ QKV_PROJ  [tiles of the packed projections]
     together fill two tiles of the buffer: stored rows 16u .. 16u+15 are elements 8u .. and head_dim/2 + 8u
     ...
     Writes QKV[t]; and key and value of every active row into its KV page (KV_PAGES, layer LAYER, block of
-    the row's table, offset position % BLOCK_TOKENS), rounded the same; these are for later steps. Signals
-    TILE_COUNT to the counter of KV_HEAD.
+    the row's table, offset position % BLOCK_TOKENS), rounded the same; these are for later steps. WINDOW 0
+    is the full group's block table, else the sliding group's. Signals TILE_COUNT to the counter of KV_HEAD.
 
 ATTENTION  [share]
     waits, before work on KV head h: counter WAIT_COUNTER + h, arrivals WAIT_ARRIVALS (WAIT_SPAN of them;
