@@ -47,7 +47,10 @@ class Client:
 
     def model(self) -> str:
         """The name of the first model that is served."""
-        return str(self._get("/v1/models")["data"][0]["id"])
+        try:
+            return str(self._get("/v1/models")["data"][0]["id"])
+        except (LookupError, TypeError) as error:
+            raise self._foreign() from error
 
     def chat(self, messages: Sequence[Mapping[str, Any]], **fields: Any) -> Generator[Piece, None, None]:
         """The pieces of the answer to a conversation as they arrive; `fields` go into the request.
@@ -63,15 +66,20 @@ class Client:
             yield from _pieces(response)
         except (OSError, http.client.HTTPException) as error:
             raise ServerError(f"lost the connection to {self.url}: {error}") from error
+        except (ValueError, LookupError, TypeError) as error:
+            raise self._foreign() from error
         finally:
             connection.close()
+
+    def _foreign(self) -> ServerError:
+        return ServerError(f"{self.url} does not answer as an OpenAI-compatible server does")
 
     def _get(self, path: str) -> Any:
         connection = self._connect()
         try:
             return json.loads(self._send(connection, "GET", path).read())
         except ValueError as error:
-            raise ServerError(f"{self.url} does not answer as an OpenAI-compatible server does") from error
+            raise self._foreign() from error
         finally:
             connection.close()
 

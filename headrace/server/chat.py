@@ -19,7 +19,7 @@ from headrace.server.errors import bad_request
 from headrace.server.generation import Answer, Generation
 from headrace.server.logprobs import chat_logprobs
 from headrace.server.messages import template_messages, template_variables
-from headrace.server.protocol import ChatBody
+from headrace.server.protocol import ChatBody, warn_once
 from headrace.server.sampling import chat_sampling, choices
 from headrace.server.state import ServerState
 from headrace.server.streaming import EventStream
@@ -58,7 +58,12 @@ def render(state: ServerState, body: ChatBody) -> list[int]:
 
 
 def _refuse_unsupported(body: ChatBody) -> None:
-    """Raises ApiError 400 for what would change the answer's form and cannot be done."""
+    """Raises ApiError 400 for what would change the answer's form and cannot be done.
+
+    Agents send `tool_choice` as a matter of course and cope with an answer in words, so that is let through.
+    """
+    if body.tool_choice not in (None, "none", "auto"):
+        warn_once("A request wants a tool call by its tool_choice, which is not enforced")
     if body.response_format is not None and body.response_format.type != "text":
         raise bad_request(
             f"response_format: type {body.response_format.type[:50]!r} is not supported by this server; "

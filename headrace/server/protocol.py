@@ -24,13 +24,14 @@ class Body(BaseModel):
 
     def model_post_init(self, context: Any, /) -> None:
         for name in self.model_extra or ():
-            _note_unknown(f"{type(self).__name__}.{name}")
+            warn_once(f"Ignoring the unknown request field {type(self).__name__}.{name[:100]}")
 
 
-def _note_unknown(name: str) -> None:
-    if name not in _noted and len(_noted) < _MAX_NOTED:
-        _noted.add(name)
-        log.warning("Ignoring the unknown request field %s (said once).", name[:100])
+def warn_once(message: str) -> None:
+    """Log what clients should know but need not be refused for, the first time only."""
+    if message not in _noted and len(_noted) < _MAX_NOTED:
+        _noted.add(message)
+        log.warning("%s (said once).", message)
 
 
 class StreamOptions(Body):

@@ -3,7 +3,8 @@
 What the backend says depends on words in the prompt, so that a test can ask for what it needs:
 
     "say {...}"   says what stands between the braces
-    "endless"     says "a" until it is stopped
+    "endless"     says "a" until it is stopped, slowly
+    "no end"      says "a" until it is stopped, fast
     "seed"        says the request's seed
     "crash"       the backend raises, which ends the engine
     otherwise     says REPLY
@@ -37,6 +38,7 @@ REPLY = "Hello there."
 CONTEXT = 2048
 VOCABULARY = 512
 STEP_SECONDS = 0.0005  # long enough for other threads to act between two steps
+SLOW_STEP_SECONDS = 0.01  # fills the context in a time that no test waits for
 
 
 class ScriptedBackend:
@@ -49,6 +51,7 @@ class ScriptedBackend:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.steps = 0
         self._tokenizer = tokenizer
+        self._endless = tokenizer.encode("a") * CONTEXT
         self._end = tokenizer.eos_token_ids[0]
 
     def prepare(self) -> None:
@@ -63,7 +66,9 @@ class ScriptedBackend:
         live = [True] * len(rows)
         scripts = [self._script(row) for row in rows]
         for step in range(steps):
-            time.sleep(STEP_SECONDS)
+            time.sleep(
+                SLOW_STEP_SECONDS if any(script is self._endless for script in scripts) else STEP_SECONDS
+            )
             self.steps += 1
             made: list[Sampled | None] = [None] * len(rows)
             for i, row in enumerate(rows):
@@ -74,23 +79,22 @@ class ScriptedBackend:
             if not any(live) or interrupt.is_set():
                 return
 
-    def _script(self, row: DecodeRow) -> list[int] | None:
-        """The tokens of the whole reply, or None for one without end."""
+    def _script(self, row: DecodeRow) -> Sequence[int]:
+        """The tokens of the whole reply, without the end of the turn."""
         prompt = self._tokenizer.decode(row.prompt)
         if "crash" in prompt:
             raise RuntimeError("the script says so")
         if "endless" in prompt:
-            return None
+            return self._endless
+        if "no end" in prompt:
+            return list(self._endless)
         if said := re.search(r"say \{(.*?)\}", prompt, re.DOTALL):
             return self._tokenizer.encode(said[1])
         return self._tokenizer.encode(f"{row.seed}" if "seed" in prompt else REPLY)
 
-    def _sampled(self, row: DecodeRow, script: list[int] | None) -> Sampled:
+    def _sampled(self, row: DecodeRow, script: Sequence[int]) -> Sampled:
         position = len(row.output)
-        if script is None:
-            token = self._tokenizer.encode("a")[0]
-        else:
-            token = script[position] if position < len(script) else self._end
+        token = script[position] if position < len(script) else self._end
         wanted = row.params.logprobs
         if wanted is None:
             return Sampled(token)

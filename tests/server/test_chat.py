@@ -163,7 +163,7 @@ def test_choices_have_seeds_of_their_own(http: httpx.Client) -> None:
 
 
 def test_without_a_limit_the_answer_may_fill_the_context(http: httpx.Client) -> None:
-    answer = http.post(PATH, json={"messages": user("endless")}).json()
+    answer = http.post(PATH, json={"messages": user("no end")}).json()
     assert answer["choices"][0]["finish_reason"] == "length"
     assert answer["usage"]["total_tokens"] == CONTEXT
 

@@ -86,8 +86,10 @@ def test_gate_is_red_without_the_listener(monkeypatch: pytest.MonkeyPatch, strea
         await asyncio.Event().wait()
 
     monkeypatch.setattr(disconnect, "_gone", never)
-    with scripted_server() as server, pytest.raises(AssertionError, match="still busy"):
-        leave_while_running(server, stream=stream)
+    with scripted_server() as server:
+        with pytest.raises(AssertionError, match="still busy"):
+            leave_while_running(server, stream=stream)
+        server.engine.close()  # nothing else would end the request
 
 
 def test_a_full_queue_is_429_and_says_when_to_come_back() -> None:

@@ -114,7 +114,7 @@ def test_half_a_surrogate_pair_is_no_text(http: httpx.Client, content: Any) -> N
 def test_a_name_that_cannot_be_encoded_is_repeated_all_the_same(http: httpx.Client) -> None:
     body = json.dumps({"messages": user("hi"), "logit_bias": {"\ud800": "x"}})
     response = http.post(PATH, content=body, headers={"Content-Type": "application/json"})
-    assert error_of(response, 400)["param"] .startswith("logit_bias")
+    assert error_of(response, 400)["param"].startswith("logit_bias")
 
 
 def test_another_model(http: httpx.Client, sdk: openai.OpenAI) -> None:

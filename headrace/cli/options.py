@@ -1,0 +1,227 @@
+"""Options that several commands have, each written once.
+
+A command takes a group of options as one parameter, annotated with a dataclass below; `command` shows typer
+the fields of the group in the parameter's place. Values are checked by what they are for, not here.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, fields, is_dataclass
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+
+import typer
+
+from headrace.cli.console import RefusedError, configure_logging, progress_bars, refuse
+from headrace.model.sampling import SamplingParams
+
+if TYPE_CHECKING:
+    from headrace.engine.async_engine import AsyncEngine
+    from headrace.engine.build import EngineOptions
+    from headrace.load import Loaded
+
+REFUSED = 2  # the exit code for what cannot be done, as for wrong usage
+
+_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelFlags:
+    """Which model, and where it runs."""
+
+    model: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="MODEL",
+            help="A Hugging Face folder, a .gguf file, or one of: smollm2, north-micro.",
+            show_default=False,
+        ),
+    ] = None
+    synthetic: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Random weights in the shape of NAME (such as north-mini-code) in place of a MODEL.",
+            show_default=False,
+        ),
+    ] = None
+    device: Annotated[str, typer.Option(metavar="auto|cpu|cuda", help="Where the model runs.")] = "auto"
+    dtype: Annotated[
+        str,
+        typer.Option(
+            metavar="auto|bfloat16|float32",
+            help="Precision of weights and KV; auto is bfloat16 on a GPU, float32 on a CPU.",
+        ),
+    ] = "auto"
+
+    def load(self) -> Loaded:
+        """The model, with progress bars while it loads."""
+        from headrace.load import load
+
+        with progress_bars() as bars:
+            return load(
+                self.model,
+                synthetic=self.synthetic,
+                device=self.device,
+                dtype=self.dtype,
+                progress=bars,
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineFlags:
+    """How the engine is sized. The defaults are those of EngineOptions."""
+
+    max_context: Annotated[
+        int | None,
+        typer.Option(
+            help="Tokens of prompt and answer together. Default: what the model and the memory allow.",
+            show_default=False,
+        ),
+    ] = None
+    max_sequences: Annotated[int, typer.Option(help="Sequences that run at the same time.")] = 16
+    prefill_chunk: Annotated[int, typer.Option(help="Tokens of prompts taken in by one step.")] = 512
+    kv_memory: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE",
+            help="Memory of the KV cache, such as 512M or 8G. Default: what is free and useful.",
+            show_default=False,
+        ),
+    ] = None
+    queue: Annotated[int, typer.Option(help="Requests that may wait; more are told to come back.")] = 256
+    decode: Annotated[str, typer.Option(metavar="BACKEND", help="What decodes: torch.")] = "torch"
+
+    def options(self) -> EngineOptions:
+        """Raises OptionError for what cannot work."""
+        from headrace.engine.build import EngineOptions
+
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return EngineOptions(**values | {"kv_memory": parse_size(self.kv_memory)})
+
+    def build(self, loaded: Loaded, options: EngineOptions) -> AsyncEngine:
+        """An engine over the model, running."""
+        from headrace.engine.async_engine import AsyncEngine
+        from headrace.engine.build import build_engine
+
+        engine = AsyncEngine(build_engine(loaded.model, loaded.tokenizer, options))
+        engine.start()
+        return engine
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingFlags:
+    """How answers are sampled."""
+
+    temperature: Annotated[float, typer.Option(help="0 always takes the most likely token.")] = 0.7
+    top_p: Annotated[float, typer.Option(help="Draw from the most likely tokens that make up this much.")] = (
+        0.95
+    )
+    max_tokens: Annotated[
+        int | None,
+        typer.Option(help="Longest answer. Default: what is left of the context.", show_default=False),
+    ] = None
+    seed: Annotated[int | None, typer.Option(help="Draw the same answer every time.", show_default=False)] = (
+        None
+    )
+
+    def params(self) -> SamplingParams:
+        """Raises ParameterError for a value out of range."""
+        return SamplingParams(**self.values())
+
+    def values(self) -> dict[str, Any]:
+        """What was given, under the names that SamplingParams and the HTTP endpoint share."""
+        given = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: value for name, value in given.items() if value is not None}
+
+
+def parse_size(text: str | None) -> int | None:
+    """Bytes that a size such as 512M or 8GiB means; units are powers of 1024. Raises RefusedError."""
+    if text is None:
+        return None
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", text.strip(), re.IGNORECASE)
+    if match is None:
+        raise RefusedError(f"--kv-memory {text!r} is not a size: write it like 512M or 8G")
+    return int(float(match[1]) * _UNITS[match[2].upper()])
+
+
+def command(app: typer.Typer) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Make a function a command of `app`: groups of options unfolded, refusals said in one sentence."""
+
+    def register(function: Callable[..., None]) -> Callable[..., None]:
+        groups = {
+            name: kind
+            for name, kind in get_type_hints(function).items()
+            if isinstance(kind, type) and is_dataclass(kind)
+        }
+
+        @functools.wraps(function)
+        def run(**values: Any) -> None:
+            configure_logging()
+            try:
+                for name, group in groups.items():
+                    values[name] = group(**{field.name: values.pop(field.name) for field in fields(group)})
+                function(**values)
+            except _refusals() as error:
+                refuse(_as_options(error))
+                raise typer.Exit(REFUSED) from error
+
+        parameters = list(_unfolded(function, groups))
+        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+        app.command()(run)
+        return function
+
+    return register
+
+
+def _unfolded(function: Callable[..., None], groups: dict[str, type]) -> Any:
+    """The parameters of `function`, with the fields of a group in the place of the group."""
+    for parameter in inspect.signature(function, eval_str=True).parameters.values():
+        if parameter.name not in groups:
+            yield parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+            continue
+        hints = get_type_hints(groups[parameter.name], include_extras=True)
+        for field in fields(groups[parameter.name]):
+            yield inspect.Parameter(
+                field.name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=field.default,
+                annotation=hints[field.name],
+            )
+
+
+def _as_options(error: Exception) -> str:
+    """An error's message, in which an engine option is called what it is called on the command line."""
+    option = getattr(error, "option", None)
+    if not isinstance(option, str):
+        return str(error)
+    return f"--{option.replace('_', '-')} {str(error).removeprefix(f'{option}: ')}"
+
+
+def _refusals() -> tuple[type[Exception], ...]:
+    """The errors whose message is made for users.
+
+    Only what is already imported can have been raised, and importing the rest takes seconds: so an error's
+    class is looked for where it would be, and left out if that module has not been loaded.
+    """
+    import sys
+
+    places = {
+        "headrace.cli.console": ("RefusedError",),
+        "headrace.client": ("ServerError",),
+        "headrace.engine.build": ("OptionError",),
+        "headrace.engine.request": ("EngineError",),
+        "headrace.llm": ("GenerationError",),
+        "headrace.load": ("SourceError",),
+        "headrace.model.config": ("ConfigError",),
+        "headrace.model.errors": ("CheckpointError",),
+        "headrace.model.sampling": ("ParameterError",),
+        "headrace.model.tokenizer": ("ChatTemplateError", "TokenizerError"),
+        "headrace.server.app": ("AddressError",),
+    }
+    loaded = ((sys.modules.get(module), names) for module, names in places.items())
+    return tuple(getattr(module, name) for module, names in loaded if module for name in names)

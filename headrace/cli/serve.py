@@ -1,0 +1,54 @@
+"""`headrace serve`."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from typing import Annotated
+
+import typer
+
+from headrace.cli import console
+from headrace.cli.options import EngineFlags, ModelFlags
+
+
+@dataclass(frozen=True, kw_only=True)
+class ListenFlags:
+    """Where the endpoint is, and the model's name there."""
+
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; 0.0.0.0 lets in everyone who can reach the machine.")
+    ] = "127.0.0.1"
+    port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 8000
+    served_name: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help="What clients call the model. Default: its own name.", show_default=False
+        ),
+    ] = None
+
+
+def serve(model: ModelFlags, engine: EngineFlags, listen: ListenFlags) -> None:
+    """Serve a model behind an OpenAI-compatible endpoint.
+
+    It answers POST /v1/chat/completions and /v1/completions, streaming or not, GET /v1/models and
+    GET /health. Ctrl-C stops it, after answers under way have had a few seconds to end.
+
+    Example: headrace serve smollm2 --port 8000
+    """
+    from headrace.server import ServerOptions, bind, create_app, run
+
+    options = engine.options()
+    server_options = ServerOptions(host=listen.host, port=listen.port, served_name=listen.served_name)
+    with contextlib.closing(bind(server_options)) as socket:
+        loaded = model.load()
+        with contextlib.closing(engine.build(loaded, options)) as core:
+            app = create_app(loaded, core, server_options)
+            name = listen.served_name or loaded.name
+            run(app, socket, on_ready=lambda url: _announce(name, url, core.max_context))
+
+
+def _announce(name: str, url: str, context: int) -> None:
+    console.err.print(
+        f"Serving [bold]{name}[/] at [bold]{url}/v1[/], context {context} tokens. Ctrl-C stops it."
+    )

@@ -1,0 +1,73 @@
+"""headrace's own small client, against the server."""
+
+from __future__ import annotations
+
+import socket
+import threading
+
+import pytest
+
+from headrace.client import Client, Piece, ServerError
+from tests.server.scripted import REPLY, Scripted
+
+
+def test_health_model_and_chat(server: Scripted) -> None:
+    for url in (server.url, server.url + "/", server.url + "/v1"):
+        client = Client(url)
+        assert client.is_healthy()
+        assert client.model() == "scripted"
+    pieces = list(client.chat([{"role": "user", "content": "hi"}]))
+    assert "".join(piece.text for piece in pieces) == REPLY
+    assert pieces[-1] == Piece("", "stop", len(REPLY) + 1)
+
+
+def test_leaving_an_answer_cancels_it(server: Scripted) -> None:
+    pieces = Client(server.url).chat([{"role": "user", "content": "endless"}])
+    next(pieces)
+    server.wait_busy(running=1)
+    pieces.close()
+    server.wait_idle(1.0)
+
+
+def test_the_servers_words_are_passed_on(server: Scripted) -> None:
+    with pytest.raises(ServerError, match="'gpt-4o' does not exist here"):
+        list(Client(server.url).chat([{"role": "user", "content": "hi"}], model="gpt-4o"))
+
+
+def test_nobody_there() -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        client = Client(f"http://127.0.0.1:{unused.getsockname()[1]}")
+        assert not client.is_healthy()
+        with pytest.raises(ServerError, match="cannot reach a server at"):
+            client.model()
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ('data: {"choices": []}\n\n', "broke off"),
+        ('data: {"error": {"message": "it failed"}}\n\ndata: [DONE]\n\n', "it failed"),
+        ("data: hello\n\n", "does not answer as"),
+    ],
+)
+def test_streams_that_go_wrong(body: str, message: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=_answer_once, args=(listener, body))
+        thread.start()
+        client = Client(f"http://127.0.0.1:{listener.getsockname()[1]}")
+        with pytest.raises(ServerError, match=message):
+            list(client.chat([{"role": "user", "content": "hi"}]))
+        thread.join()
+
+
+def _answer_once(listener: socket.socket, body: str) -> None:
+    connection, _ = listener.accept()
+    with connection:
+        connection.recv(10000)
+        connection.sendall(f"HTTP/1.1 200 OK\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode())
+
+
+def test_other_addresses() -> None:
+    with pytest.raises(ValueError, match="give one like http://"):
+        Client("localhost:8000")

@@ -1,0 +1,249 @@
+"""The command line, in process; one test runs it as a user does."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Generator
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from headrace.cli import app
+from headrace.cli.chat import _speak
+from headrace.cli.info import HOPPER, Machine, _verdict, size
+from headrace.cli.options import EngineFlags, parse_size
+from headrace.client import Client, Piece
+from headrace.engine.build import EngineOptions
+from tests.server.scripted import REPLY, Scripted, scripted_server
+
+SYNTHETIC = ["--synthetic", "north-micro-shape", "--max-context", "1024", "--max-sequences", "2"]
+
+
+def headrace(*arguments: str, stdin: str | None = None) -> Result:
+    return CliRunner().invoke(app, list(arguments), input=stdin)
+
+
+def test_help_of_every_command() -> None:
+    listed = headrace("--help").output
+    for command in ("serve", "chat", "generate", "info"):
+        assert command in listed
+        own = headrace(command, "--help")
+        assert own.exit_code == 0
+        assert "Example:" in own.output
+        assert "--synthetic" in own.output
+
+
+def test_version() -> None:
+    assert headrace("--version").output == "headrace 0.1.0\n"
+
+
+def test_defaults_are_those_of_the_engine() -> None:
+    assert EngineFlags().options() == EngineOptions()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["serve"], "give either a model or --synthetic NAME"),
+        (["serve", "nowhere"], "there is no model at 'nowhere': give a Hugging Face folder"),
+        (["serve", "smollm2", "--max-sequences", "0"], "--max-sequences is 0; give a number from 1 up"),
+        (
+            ["serve", "smollm2", "--decode", "magic"],
+            "--decode 'magic' is not a backend; choose one of: torch",
+        ),
+        (["serve", "smollm2", "--kv-memory", "lots"], "--kv-memory 'lots' is not a size: write it like 512M"),
+        (["serve", "smollm2", "--port", "70000"], "port 70000 does not exist"),
+        (["serve", "smollm2", "--device", "tpu"], "choose auto, cpu or cuda"),
+        (["serve", "--synthetic", "x", "--dtype", "int1"], "choose auto, bfloat16 or float32"),
+        (["generate", "--synthetic", "gpt-9", "hi"], "there is no shape called 'gpt-9': choose one of"),
+        (["generate", "smollm2", "hi", "--temperature", "-1"], "temperature"),
+        (["generate", *SYNTHETIC, "hi", "--kv-memory", "1K"], "--kv-memory"),
+        (["generate", *SYNTHETIC, "x" * 2000], "maximum context length is 1024 tokens"),
+        (["chat", "smollm2", "--url", "http://127.0.0.1:1"], "either a model to load or the --url"),
+        (["chat", "--url", "localhost:8000"], "give one like http://127.0.0.1:8000"),
+        (["chat", "--url", "http://127.0.0.1:1"], "cannot reach a server at http://127.0.0.1:1"),
+        (["info"], "give either a MODEL or --synthetic with one of: north-mini-code"),
+        (["info", "smollm2", "--synthetic", "north-mini-code"], "give either a MODEL or --synthetic"),
+    ],
+)
+def test_refusals_are_one_sentence_and_exit_code_2(arguments: list[str], message: str) -> None:
+    result = headrace(*arguments, stdin="")
+    assert result.exit_code == 2
+    assert message in result.stderr.replace("\n", " ")
+    assert "Traceback" not in result.stderr
+    assert result.stdout == ""
+
+
+def test_generate_streams_to_stdout_and_says_the_rate_on_stderr() -> None:
+    first = headrace("generate", *SYNTHETIC, "def f(", "--max-tokens", "3", "--seed", "1")
+    assert first.exit_code == 0
+    assert first.stdout.strip()
+    assert "3 tokens in" in first.stderr
+    piped = headrace("generate", *SYNTHETIC, "--max-tokens", "3", "--seed", "1", stdin="def f(")
+    assert piped.stdout == first.stdout
+
+
+def test_generate_needs_a_prompt() -> None:
+    result = headrace("generate", *SYNTHETIC, stdin="")
+    assert result.exit_code == 2
+    assert "the prompt is empty" in result.stderr
+
+
+def test_chat_in_this_process() -> None:
+    result = headrace("chat", *SYNTHETIC, "--max-tokens", "2", stdin="hi\n/what\n/reset\nhi\n/exit\n")
+    assert result.exit_code == 0
+    assert result.stderr.count("2 tokens in") == 2
+    assert "The conversation is forgotten." in result.stderr
+    assert result.stderr.count("/reset forgets") == 2
+
+
+@pytest.fixture(scope="module")
+def server() -> Generator[Scripted, None, None]:
+    with scripted_server() as running:
+        yield running
+
+
+def test_chat_with_a_server(server: Scripted) -> None:
+    result = headrace("chat", "--url", server.url, "--system", "Be brief.", stdin="hi\nsay {[b]ünd[/b]}\n")
+    assert result.exit_code == 0
+    assert REPLY in result.stdout
+    assert "[b]ünd[/b]" in result.stdout  # not taken as markup
+    prompts = [server.tokenizer.decode(request.prompt) for request in server.engine.submitted[-2:]]
+    assert all("Be brief." in prompt for prompt in prompts)
+    assert prompts[1].index(REPLY) > prompts[1].index("hi")  # the second turn knows the first
+
+
+def test_ctrl_c_stops_the_answer_and_keeps_what_was_said(capsys: pytest.CaptureFixture[str]) -> None:
+    closed = []
+
+    def interrupted(messages: object) -> Generator[Piece, None, None]:
+        try:
+            yield Piece("Well, ")
+            raise KeyboardInterrupt
+        finally:
+            closed.append(True)
+
+    assert _speak(interrupted, []) == "Well, "
+    assert closed == [True]
+    assert "Stopped." in capsys.readouterr().err
+
+
+def test_info_reads_no_weights() -> None:
+    result = headrace("info", "--synthetic", "north-mini-code", "--context", "32768", "--dtype", "bfloat16")
+    assert result.exit_code == 0
+    text = " ".join(result.stdout.split())
+    # The figures are those of the model's public description: 30.48 B parameters, 56.78 GiB in bfloat16, and
+    # 26,624 bytes of KV a token in the full layers.
+    for expected in (
+        "30,484,303,872",
+        "56.78 GiB in bfloat16",
+        "26.00 KiB",
+        "128 experts, top 8",
+        "cohere2_moe",
+    ):
+        assert expected in text
+
+
+SMOLLM2 = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 49152,
+    "hidden_size": 576,
+    "intermediate_size": 1536,
+    "num_hidden_layers": 30,
+    "num_attention_heads": 9,
+    "num_key_value_heads": 3,
+    "max_position_embeddings": 8192,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 100000,
+    "tie_word_embeddings": True,
+}
+
+
+def test_info_of_a_checkpoint(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(SMOLLM2))
+    result = headrace("info", str(tmp_path), "--device", "cpu")
+    text = " ".join(result.stdout.split())
+    assert "llama" in text
+    assert "134.5 M" in text
+    assert "Decode backend torch" in text
+    assert "Hopper GPU no" in text
+
+
+def test_verdicts() -> None:
+    machine = Machine("H200", memory=1000, free=500, capability=HOPPER)
+    assert machine.is_hopper
+    assert _verdict(machine, needed=500, weights=400) == "yes"
+    assert "given back" in _verdict(machine, needed=900, weights=400)
+    assert "shorter context" in _verdict(machine, needed=1100, weights=400)
+    assert _verdict(machine, needed=2000, weights=1900).startswith("no")
+
+
+def test_sizes() -> None:
+    assert [size(number) for number in (5, 2048, 3 * 2**30, 2**45)] == [
+        "5 B",
+        "2.00 KiB",
+        "3.00 GiB",
+        "32768.00 GiB",
+    ]
+    assert [parse_size(text) for text in (None, "10", "2K", "1.5g", "4GiB", "3 MB")] == [
+        None,
+        10,
+        2048,
+        3 * 2**29,
+        2**32,
+        3 * 2**20,
+    ]
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def test_serve_as_a_user_runs_it() -> None:
+    port = _free_port()
+    command = [sys.executable, "-m", "headrace.cli", "serve", *SYNTHETIC, "--port", str(port)]
+    command += ["--served-name", "tiny"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as process:
+        try:
+            client = Client(f"http://127.0.0.1:{port}")
+            deadline = time.monotonic() + 60
+            while not client.is_healthy() and process.poll() is None and time.monotonic() < deadline:
+                time.sleep(0.1)
+            assert client.model() == "tiny"
+            pieces = list(client.chat([{"role": "user", "content": "hi"}], max_tokens=3, ignore_eos=True))
+            assert pieces[-1].completion_tokens == 3
+            taken = headrace("serve", *SYNTHETIC, "--port", str(port))
+            assert taken.exit_code == 2
+            assert "give another --port or --host" in taken.stderr.replace("\n", " ")
+            endless = client.chat([{"role": "user", "content": "hi"}], ignore_eos=True)
+            next(endless)
+            endless.close()
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(20) == 0
+            assert process.stderr is not None
+            said = process.stderr.read()
+            assert f"Serving tiny at http://127.0.0.1:{port}/v1" in " ".join(said.split())
+            assert "Traceback" not in said
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+
+
+def test_the_module_imports_no_torch_for_help() -> None:
+    code = (
+        "import sys, headrace.cli; from typer.testing import CliRunner;"
+        "CliRunner().invoke(headrace.cli.app, ['serve', '--help']); assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parent.parent)

@@ -1,0 +1,28 @@
+"""`make demo` with the real model, as a user runs it."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+DEMO = Path(__file__).parent.parent.parent / "tools" / "demo.py"
+
+
+def demo(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, DEMO, *arguments], capture_output=True, text=True, check=False)
+
+
+def test_smollm2_answers() -> None:
+    result = demo("--max-tokens", "8", "--question", "What is the capital of France?")
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "The capital of France is Paris" in result.stdout
+    assert re.search(r"8 tokens, the first after [\d.]+ s, then [\d.]+ tokens/s", result.stdout)
+
+
+def test_failure_is_an_exit_code() -> None:
+    result = demo("--model", "nowhere")
+    assert result.returncode == 1
+    assert "the server ended with exit code 2" in result.stdout
+    assert "there is no model at 'nowhere'" in " ".join(result.stderr.split())
