@@ -51,6 +51,17 @@ def load_model(
 
     Raises CheckpointError for a checkpoint that is damaged, incomplete, or of a model that is not supported.
     """
+    config, wanted, source = open_checkpoint(path)
+    model = build_model(config, device=device, dtype=dtype)
+    fill(model, wanted, source, progress)
+    return model
+
+
+def open_checkpoint(path: Path) -> tuple[ModelConfig, list[StoredTensor], TensorSource]:
+    """A checkpoint, its names and shapes checked: config, places of its tensors, and the tensors.
+
+    Raises CheckpointError.
+    """
     source: TensorSource
     if path.is_dir():
         config = read_hugging_face_config(path)
@@ -61,9 +72,7 @@ def load_model(
         config = source.config()
         wanted = gguf_names(config)
     check_tensors(path, wanted, source)
-    model = build_model(config, device=device, dtype=dtype)
-    fill(model, wanted, source, progress)
-    return model
+    return config, wanted, source
 
 
 def _open_gguf(path: Path) -> GGUFFile:

@@ -84,7 +84,7 @@ def sizes_of(config: ModelConfig, rows: int, sms: int) -> Sizes:
     if sms < 1:
         raise PlanError(f"sms is {sms}: a plan needs at least 1")
     mlps = [layer.mlp for layer in config.layers]
-    _check(config)
+    check_model(config)
     routed = [mlp for mlp in mlps if isinstance(mlp, MoEMLP)]
     hidden_tiles = [
         tiles(mlp.width) * (min(mlp.experts, rows * mlp.top_k) if isinstance(mlp, MoEMLP) else 1)
@@ -111,7 +111,8 @@ def sizes_of(config: ModelConfig, rows: int, sms: int) -> Sizes:
     )
 
 
-def _check(config: ModelConfig) -> None:
+def check_model(config: ModelConfig) -> None:
+    """Raise PlanError for a model whose sizes do not fit tiles and pages."""
     widths = {layer.mlp.width for layer in config.layers}
     columns = {"hidden_size": {config.hidden_size}, "the feed-forward width": widths}
     columns["num_heads * head_dim"] = {config.num_heads * config.head_dim}

@@ -1,0 +1,122 @@
+"""Fills the array of pages: from a checkpoint, tensor by tensor, or from a model in memory."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from headrace.model.checkpoint import CheckpointError, TensorSource, open_checkpoint, unpair
+from headrace.model.config import ModelConfig
+from headrace.model.names import HEAD, StoredTensor
+from headrace.model.progress import Progress, tracked
+from headrace.model.transformer import Model
+from headrace.step.layout import UNIT_ELEMENTS, Place, places
+from headrace.step.sizes import check_model
+from headrace.step.weights import WeightMap, weight_map
+
+
+class PackedWeights:
+    """The weights of a model as a plan's tasks read them.
+
+    `data` is the array of pages, one-dimensional: bfloat16 for the kernel, where it is `map.bytes` long; an
+    interpreter may hold it in float32. `norms` is float32 [norms, hidden]. Padding is 0.
+
+    Raises PlanError for a model whose sizes do not fit tiles and pages.
+    """
+
+    def __init__(self, config: ModelConfig, *, device: torch.device | str, dtype: torch.dtype) -> None:
+        check_model(config)
+        self.config = config
+        self.map: WeightMap = weight_map(config)
+        self.data = torch.zeros(self.map.units * UNIT_ELEMENTS, dtype=dtype, device=device)
+        self.norms = torch.zeros(len(self.map.norms), config.hidden_size, device=device)
+        self._places: dict[str, list[Place]] = defaultdict(list)
+        for place in places(config, self.map, self.data):
+            self._places[place.parameter].append(place)
+        self._norms = {name: index for index, name in enumerate(self.map.norms)}
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """The names of all parameters: those of `headrace.model.transformer.Model`."""
+        return (*self._places, *self._norms)
+
+    def put(self, parameter: str, values: Tensor, region: Sequence[int | slice] = ()) -> None:
+        """Copy a parameter, or the `region` of it that a checkpoint holds on its own, to its place.
+
+        A region is one expert, or the gate or the up rows of one (`names.StoredTensor`).
+        """
+        if parameter in self._norms:
+            self.norms[self._norms[parameter]].copy_(values)
+            return
+        for place in self._places[parameter]:
+            if not region:
+                place.pack(values[..., place.rows, :])
+            elif len(region) == 1 or region[1] == place.rows:
+                assert isinstance(region[0], int)
+                place.one(region[0]).pack(values)
+
+    def get(self, parameter: str) -> Tensor:
+        """A parameter as the model has it, a copy: the inverse of `put`."""
+        if parameter in self._norms:
+            return self.norms[self._norms[parameter]].clone()
+        return torch.cat([place.unpack() for place in self._places[parameter]], dim=-2)
+
+
+@torch.no_grad()
+def pack_model(
+    model: Model, *, device: torch.device | str, dtype: torch.dtype, progress: Progress | None = None
+) -> PackedWeights:
+    """The pages of a model that is in memory."""
+    packed = PackedWeights(model.config, device=device, dtype=dtype)
+    parameters = dict(model.named_parameters())
+    with tracked(
+        progress, "Packing weights", sum(values.nbytes for values in parameters.values())
+    ) as advance:
+        for name, values in parameters.items():
+            packed.put(name, values)
+            advance(values.nbytes)
+    return packed
+
+
+@torch.no_grad()
+def pack_checkpoint(
+    path: Path, *, device: torch.device | str, dtype: torch.dtype, progress: Progress | None = None
+) -> PackedWeights:
+    """The pages of a checkpoint, a Hugging Face folder or a .gguf file.
+
+    Tensors stream into place one by one; besides the array no more than one file is mapped at a time.
+    Raises CheckpointError, and PlanError for a model that has no plan.
+    """
+    config, wanted, source = open_checkpoint(path)
+    packed = PackedWeights(config, device=device, dtype=dtype)
+    stream(packed, wanted, source, progress)
+    return packed
+
+
+def stream(
+    packed: PackedWeights, wanted: Iterable[StoredTensor], source: TensorSource, progress: Progress | None
+) -> None:
+    """Copy every wanted tensor to its place.
+
+    Raises CheckpointError if a head that the config ties to the embedding is stored and differs from it.
+    """
+    by_name = {tensor.name: tensor for tensor in wanted}
+    stored_head: Tensor | None = None
+    with tracked(progress, "Packing weights", sum(source.size(name) for name in by_name)) as advance:
+        for name, values in source.tensors():
+            if (tensor := by_name.get(name)) is not None:
+                if tensor.paired_heads:
+                    values = unpair(values, tensor.paired_heads)
+                packed.put(tensor.parameter, values, tensor.region)
+                advance(source.size(name))
+            elif name == HEAD:
+                stored_head = values.to(packed.data.device, packed.data.dtype, copy=True)
+    if stored_head is not None and not torch.equal(stored_head, packed.get("embed.weight")):
+        raise CheckpointError(
+            f"{source.location(HEAD)}: {HEAD} differs from the embedding, but the config ties them: "
+            "set tie_word_embeddings to false in config.json if the head is meant"
+        )
