@@ -1,0 +1,222 @@
+"""Exchange buffers that watch over their use.
+
+A buffer is cut into regions: the pieces that one task publishes whole. Each region remembers who wrote it last
+and in which step, and when each agent read it last. All three hazards show, in whatever order tasks ran:
+
+- a read of what was not written in this step (the values there are poison besides);
+- a read of what was written, but not published to the reader by a counter that it waited for;
+- a write to what another agent may still be reading, or was still writing, for all that the writer knows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from headrace.model.kv import BLOCK_TOKENS, KVCache, keys_of, values_of
+from headrace.step.buffers import BufferSpec, Scope, buffer_specs
+from headrace.step.isa import TILE_ROWS, Buffer
+from headrace.step.oracle.arithmetic import Floats
+from headrace.step.oracle.clocks import Clocks
+from headrace.step.oracle.errors import HazardError
+from headrace.step.sizes import Sizes
+
+Array = npt.NDArray[Any]
+Index = Any  # of the leading dimensions, as NumPy takes it
+PagePlace = tuple[int, int, int]  # layer, block, KV head
+
+# Leading dimensions of a buffer that number its regions; the rest of the shape is within one.
+_REGION_DIMENSIONS = {
+    Buffer.PARTIALS: 3,
+    Buffer.STATS: 2,
+    Buffer.HISTOGRAM: 2,
+    Buffer.TIES: 3,
+    Buffer.CANDIDATES: 2,
+}
+_TYPES = {"bfloat16": np.float32, "float32": np.float32, "int32": np.int32, "uint64": np.uint64}
+POISON = -0x5AFE_5AFE  # of integers; floating-point poison is NaN
+_HOST = -1  # the writer of what was there before a launch
+
+
+@dataclass(frozen=True, slots=True)
+class Toucher:
+    """Who touches memory: an agent of an SM, and what it is doing, for messages."""
+
+    agent: int
+    epoch: int
+    task: str
+
+
+class Regions:
+    """The bookkeeping of one buffer, without its values."""
+
+    def __init__(self, name: str, shape: tuple[int, ...], clocks: Clocks) -> None:
+        self._name = name
+        self._clocks = clocks
+        self._writer = np.full(shape, _HOST, dtype=np.int32)
+        self._clock = np.zeros(shape, dtype=np.int32)
+        self._epoch = np.full(shape, -1, dtype=np.int64)
+        self._reads = np.zeros((*shape, clocks.agents), dtype=np.int32)
+        self._adds = np.zeros((*shape, clocks.agents), dtype=np.int32)
+
+    def read(self, index: Index, by: Toucher, *, lasting: bool = False) -> None:
+        """Check and note a read. What is `lasting` need not have been written in this step."""
+        known = self._clocks.knowledge[by.agent]
+        if not lasting and np.any(self._epoch[index] != by.epoch):
+            stale = int(np.max(self._epoch[index]))
+            found = "nobody has written" if stale < by.epoch else "a later step has overwritten"
+            raise self._hazard(by, f"reads what {found} in this step", index, self._epoch[index] != by.epoch)
+        unseen = self._unseen(index, known)
+        if np.any(unseen):
+            raise self._hazard(by, "reads what its counters have not published to it", index, unseen)
+        self._reads[(*_tuple(index), ..., by.agent)] = self._clocks.now(by.agent)
+
+    def write(self, index: Index, by: Toucher) -> None:
+        """Check and note a write that replaces what was there."""
+        known = self._clocks.knowledge[by.agent]
+        self._check_quiet(index, by, known)
+        unseen = self._unseen(index, known)
+        if np.any(unseen):
+            raise self._hazard(by, "overwrites what may still be being written", index, unseen)
+        self._writer[index] = by.agent
+        self._clock[index] = self._clocks.now(by.agent)
+        self._epoch[index] = by.epoch
+
+    def add(self, index: Index, by: Toucher) -> None:
+        """Check and note an atomic addition: additions do not disturb one another."""
+        known = self._clocks.knowledge[by.agent]
+        self._check_quiet(index, by, known)
+        unseen = self._replaced_unseen(index, known)
+        if np.any(unseen):
+            raise self._hazard(by, "adds to what may not have been cleared", index, unseen)
+        self._adds[(*_tuple(index), ..., by.agent)] = self._clocks.now(by.agent)
+        self._epoch[index] = by.epoch
+
+    def _check_quiet(self, index: Index, by: Toucher, known: Array) -> None:
+        reading = (self._reads[index] > known).any(axis=-1)
+        if np.any(reading):
+            raise self._hazard(by, "overwrites what another task may still read", index, reading)
+
+    def _replaced_unseen(self, index: Index, known: Array) -> Array:
+        writer = self._writer[index]
+        return np.asarray((writer != _HOST) & (self._clock[index] > known[writer]))
+
+    def _unseen(self, index: Index, known: Array) -> Array:
+        return self._replaced_unseen(index, known) | (self._adds[index] > known).any(axis=-1)
+
+    def _hazard(self, by: Toucher, what: str, index: Index, where: Array) -> HazardError:
+        numbers = np.arange(self._writer.size).reshape(self._writer.shape)[index]
+        region = np.unravel_index(int(np.extract(where, numbers)[0]), self._writer.shape)
+        place = ", ".join(str(int(part)) for part in region)
+        writer = int(self._writer[region])
+        last = "nobody" if writer == _HOST else f"SM {writer // 2}"
+        return HazardError(f"{by.task} {what}: {self._name}[{place}], last written by {last}")
+
+
+class Exchange:
+    """All exchange buffers: values with their regions."""
+
+    def __init__(self, sizes: Sizes, clocks: Clocks) -> None:
+        self.values: dict[Buffer, Array] = {}
+        self.rounded: set[Buffer] = set()
+        self._regions: dict[Buffer, Regions] = {}
+        for buffer, spec in buffer_specs(sizes).items():
+            if spec.scope is Scope.EXCHANGE:
+                self.values[buffer] = _poisoned(spec)
+                if spec.dtype == "bfloat16":
+                    self.rounded.add(buffer)
+                shape = spec.shape[: _REGION_DIMENSIONS.get(buffer, 1)]
+                self._regions[buffer] = Regions(buffer.name, shape, clocks)
+        if Buffer.HISTOGRAM in self.values:
+            self.values[Buffer.HISTOGRAM][:] = 0  # the host's part; from then on SAMPLE_COMMIT clears it
+
+    def read(self, buffer: Buffer, index: Index, by: Toucher) -> Array:
+        """A copy of the regions at `index`."""
+        self._regions[buffer].read(index, by)
+        return np.array(self.values[buffer][index])
+
+    def write(self, buffer: Buffer, index: Index, values: Array, by: Toucher) -> None:
+        self._regions[buffer].write(index, by)
+        self.values[buffer][index] = values
+
+    def add(self, buffer: Buffer, index: Index, values: Array, by: Toucher) -> None:
+        """Integer addition, exact in any order."""
+        self._regions[buffer].add(index, by)
+        self.values[buffer][index] += values
+
+    def clear(self, buffer: Buffer, index: Index, by: Toucher) -> None:
+        """Zero for the next step."""
+        self._regions[buffer].write(index, by)
+        self.values[buffer][index] = 0
+
+
+def _tuple(index: Index) -> tuple[Any, ...]:
+    return index if isinstance(index, tuple) else (index,)
+
+
+def _poisoned(spec: BufferSpec) -> Array:
+    kind = _TYPES[spec.dtype]
+    if np.issubdtype(kind, np.floating):
+        return np.full(spec.shape, np.nan, dtype=kind)
+    return np.full(spec.shape, POISON, dtype=np.int64).astype(kind)
+
+
+class KVPages:
+    """The cache's pages, with a tag for each piece that a task writes: 8 elements of a token's key or value.
+
+    The tag is the agent and its clock for what was written in this launch.
+    """
+
+    def __init__(self, cache: KVCache, clocks: Clocks) -> None:
+        self._cache = cache
+        self._clocks = clocks
+        page = cache.pages[0].shape[-1]
+        places = torch.arange(page)
+        # Where in a page each element of each token lies, [BLOCK_TOKENS, head_dim]: K, then V.
+        self._places = (keys_of(places), values_of(places))
+        pieces = 2 * page // BLOCK_TOKENS // TILE_ROWS
+        shapes = [(*pages.shape[:2], BLOCK_TOKENS, pieces) for pages in cache.pages]
+        self._writer = [np.full(shape, _HOST, dtype=np.int16) for shape in shapes]
+        self._clock = [np.zeros(shape, dtype=np.int32) for shape in shapes]
+        self._touched: set[tuple[int, int]] = set()
+
+    def begin_launch(self) -> None:
+        """What was there before belongs to the host."""
+        for layer, block in self._touched:
+            self._writer[layer][block] = _HOST
+        self._touched.clear()
+
+    def read(self, place: PagePlace, tokens: slice, by: Toucher) -> tuple[Floats, Floats]:
+        """Keys and values of a block, each [BLOCK_TOKENS, head_dim], as they are in memory now.
+
+        Raises HazardError if one of `tokens`, the ones that will be used, was written in this launch and not
+        published to the reader.
+        """
+        layer, block, head = place
+        if (layer, block) in self._touched:
+            writer = self._writer[layer][block, head, tokens]
+            clock = self._clock[layer][block, head, tokens]
+            unseen = (writer != _HOST) & (clock > self._clocks.knowledge[by.agent][writer])
+            if np.any(unseen):
+                token = tokens.start + int(np.argmax(unseen.any(axis=-1)))
+                raise HazardError(
+                    f"{by.task} reads what its counters have not published to it: KV_PAGES of layer {layer}, "
+                    f"block {block}, KV head {head}, token {token}"
+                )
+        pages = self._cache.pages[layer][block, head]
+        return np.array(keys_of(pages[0]).float()), np.array(values_of(pages[1]).float())
+
+    def write(self, place: PagePlace, token: int, part: int, elements: slice, values: Floats, by: Toucher) -> None:
+        """Store elements of a token's key (part 0) or value (part 1)."""
+        layer, block, head = place
+        page = self._cache.pages[layer][block, head, part]
+        page[self._places[part][token, elements]] = torch.from_numpy(values).to(page.dtype)
+        half = self._writer[layer].shape[-1] // 2
+        pieces = slice(part * half + elements.start // TILE_ROWS, part * half + elements.stop // TILE_ROWS)
+        self._writer[layer][block, head, token, pieces] = by.agent
+        self._clock[layer][block, head, token, pieces] = self._clocks.now(by.agent)
+        self._touched.add((layer, block))
