@@ -14,15 +14,19 @@ LENGTH = 900  # crosses north-micro-shape's window of 256 several times
 
 
 @pytest.mark.parametrize("name", ["north-micro-shape", "smollm2-135m"])
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 0.06)])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 0.04)])
 def test_any_chunking_equals_one_pass(name: str, dtype: torch.dtype, tolerance: float) -> None:
-    """Root mean square of the difference, relative to the logits' own size."""
+    """The typical token's root mean square difference, relative to the logits' own size.
+
+    The median, as in bfloat16 a few tokens take another expert where two are nearly equal, and so differ much.
+    """
     model = synthetic_model(name, device="cuda", dtype=dtype)
     tokens = torch.randint(0, 4096, (LENGTH,), generator=torch.Generator().manual_seed(0)).tolist()
     expected = model.full(torch.tensor([tokens], device="cuda"))[0]
     for parts in ([LENGTH], [300, 1, 1, 200, 398], [64, 800, 36], [100] * 9):
         got = Paged(model).sequence(tokens, parts)
-        assert (got - expected).square().mean().sqrt() < tolerance * expected.std(), parts
+        differences = (got - expected).square().mean(dim=-1).sqrt()
+        assert differences.median() < tolerance * expected.std(), parts
 
 
 def test_grouped_experts_are_taken_and_equal_the_loop() -> None:
