@@ -18,7 +18,7 @@ LENGTH = 900  # crosses north-micro-shape's window of 256 several times
 def test_any_chunking_equals_one_pass(name: str, dtype: torch.dtype, tolerance: float) -> None:
     """The typical token's root mean square difference, relative to the logits' own size.
 
-    The median, as in bfloat16 a few tokens take another expert where two are nearly equal, and so differ much.
+    The median, as in bfloat16 a few tokens take another expert where two are nearly equal, and differ much.
     """
     model = synthetic_model(name, device="cuda", dtype=dtype)
     tokens = torch.randint(0, 4096, (LENGTH,), generator=torch.Generator().manual_seed(0)).tolist()
