@@ -1,0 +1,67 @@
+"""Does an SM have what the plan asks of it?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from headrace.step.checker.faults import Check, Fault
+from headrace.step.checker.table import Table
+from headrace.step.isa import USED, Field, Opcode
+from headrace.step.machine import (
+    CONSUMER_GROUPS,
+    CONSUMER_REGISTERS,
+    GROUP_THREADS,
+    OTHER_REGISTERS,
+    REGISTERS,
+    SHARED_BYTES,
+    WORKING_REGISTERS,
+    activation_registers,
+    shared_bytes,
+)
+
+
+def check_budget(table: Table) -> list[Fault]:
+    """Ring, shared memory and registers."""
+    return [*_ring(table), *_shared(table), *_registers(table)]
+
+
+def _ring(table: Table) -> Iterator[Fault]:
+    machine = table.plan.machine
+    if not 1 <= machine.in_flight <= machine.ring_pages:
+        yield Fault(
+            Check.BUDGET,
+            f"{machine.in_flight} pages in flight do not fit a ring of {machine.ring_pages}: "
+            "in_flight must be at least 1 and at most ring_pages",
+        )
+
+
+def _shared(table: Table) -> Iterator[Fault]:
+    for group in table.groups(Opcode.EMBED):
+        tiles = group[Field.TILE_COUNT]
+        needed = shared_bytes(table.plan.machine, int(tiles.max()), table.plan.sizes.rows)
+        if needed > SHARED_BYTES:
+            yield group.fault(
+                Check.BUDGET,
+                f"{needed} bytes of shared memory ({table.plan.machine.ring_pages} pages of ring, "
+                f"{tiles.max()} residual tiles) are more than {SHARED_BYTES}: take fewer pages or more SMs",
+                tiles == tiles.max(),
+            )
+
+
+def _registers(table: Table) -> Iterator[Fault]:
+    held = GROUP_THREADS * (CONSUMER_GROUPS * CONSUMER_REGISTERS + OTHER_REGISTERS)
+    if held > REGISTERS:
+        yield Fault(Check.BUDGET, f"the threads of a block take {held} registers of {REGISTERS}")
+    for opcode, used in USED.items():
+        if Field.K not in used or opcode is Opcode.EMBED:
+            continue
+        for group in table.groups(opcode):
+            k = int(group[Field.K].max())
+            needed = activation_registers(k, table.plan.sizes.rows) + WORKING_REGISTERS
+            if needed > CONSUMER_REGISTERS:
+                yield group.fault(
+                    Check.BUDGET,
+                    f"{table.plan.sizes.rows} rows of {k} activations and the work on them take {needed} "
+                    f"registers a thread, and there are {CONSUMER_REGISTERS}",
+                    group[Field.K] == k,
+                )
