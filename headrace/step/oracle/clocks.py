@@ -25,7 +25,13 @@ class Clocks:
 
     def __init__(self, sms: int) -> None:
         self.agents = 2 * sms
-        self.knowledge = np.eye(self.agents, dtype=np.int32)
+        self.host = self.agents  # stands for whoever wrote before a launch; that is known to all
+        self.knowledge = np.eye(self.agents, self.agents + 1, dtype=np.int32)
+        self.knowledge[:, self.host] = np.iinfo(np.int32).max
+
+    def known(self, agent: int) -> Clock:
+        """The last clock of every agent that this one may rely on."""
+        return self.knowledge[agent, : self.agents]
 
     def now(self, agent: int) -> int:
         """The clock that tags what the agent writes."""

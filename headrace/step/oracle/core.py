@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from headrace.model.config import KVGroup, ModelConfig
@@ -19,8 +20,10 @@ from headrace.step.oracle.memory import Array, Exchange, Index, KVPages, Regions
 from headrace.step.oracle.rows import RowState, RowStates
 from headrace.step.oracle.selection import Selection
 from headrace.step.oracle.weights import WeightPages
-from headrace.step.plan import Words
 from headrace.step.sizes import Sizes
+
+
+Tiles = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -76,7 +79,7 @@ class Launch:
 class Task:
     """A descriptor in the hands of an agent: fields, and every access that the operation may make."""
 
-    words: Words
+    words: tuple[int, ...]
     machine: Machine
     core: Core
     launch: Launch
@@ -84,7 +87,7 @@ class Task:
     epoch: int
 
     def __getitem__(self, name: Field) -> int:
-        return int(self.words[name])
+        return self.words[name]
 
     @property
     def opcode(self) -> Opcode:
@@ -112,7 +115,7 @@ class Task:
         return range(self.tiles.start * TILE_ROWS, self.tiles.stop * TILE_ROWS)
 
     def _toucher(self) -> Toucher:
-        return Toucher(self.agent, self.epoch, str(self))
+        return Toucher(self.agent, self.epoch, self)
 
     def states(self) -> dict[int, RowState]:
         """The active rows, as this SM's own copy of ROW_STATE has them."""
@@ -199,9 +202,9 @@ class Task:
         """Keys and values of a block as they are in memory now; `tokens` are those that will be used."""
         return self.machine.kv.read((self[Field.LAYER], block, head), tokens, self._toucher())
 
-    def store_token(self, state: RowState, part: int, elements: slice, values: Floats) -> None:
-        """Write elements of the key (part 0) or value (part 1) of a row's token into its page."""
+    def store_token(self, state: RowState, part: int, tiles: Tiles, values: Floats) -> None:
+        """Write tiles of the key (part 0) or value (part 1) of a row's token into its page."""
         block = state.row.tables[self.group][state.position // BLOCK_TOKENS]
         place = (self[Field.LAYER], block, self[Field.KV_HEAD])
         offset = state.position % BLOCK_TOKENS
-        self.machine.kv.write(place, offset, part, elements, values, self._toucher())
+        self.machine.kv.write(place, offset, part, tiles, values, self._toucher())

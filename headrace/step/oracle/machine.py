@@ -26,7 +26,7 @@ from headrace.step.oracle.order import Order, PlannerOrder
 from headrace.step.oracle.rows import LaunchRow, RowStates
 from headrace.step.oracle.twins import TWINS
 from headrace.step.oracle.weights import WeightPages
-from headrace.step.plan import Plan, Words
+from headrace.step.plan import Plan
 
 
 @dataclass(slots=True)
@@ -41,10 +41,10 @@ class Handover:
 
 @dataclass(slots=True)
 class Streaming:
-    """How far an SM is: the loader's next task, the tasks handed over."""
+    """How far an SM is in its list: the loader's next task, and the tasks handed over."""
 
     core: Core
-    tasks: list[Words]
+    tasks: int
     epoch: int
     next: int = 0
     queue: deque[Handover] = field(default_factory=deque)
@@ -71,7 +71,7 @@ class Oracle:
         self._clocks = Clocks(plan.sizes.sms)
         self._counters = [Counter() for _ in plan.counters]
         self._epoch = 0
-        self._tasks = [list(plan.tasks(sm)) for sm in range(plan.sizes.sms)]
+        self._tasks = [[tuple(words.tolist()) for words in plan.tasks(sm)] for sm in range(plan.sizes.sms)]
         self._machine = Machine(
             config=plan.config,
             sizes=plan.sizes,
@@ -151,7 +151,7 @@ class Oracle:
         for counter in self._counters:
             counter.settle()
         self._sms = [
-            Streaming(Core(sm, RowStates.of(rows, self.plan.sizes.rows)), tasks, self._epoch + 1)
+            Streaming(Core(sm, RowStates.of(rows, self.plan.sizes.rows)), len(tasks), self._epoch + 1)
             for sm, tasks in enumerate(self._tasks)
         ]
 
@@ -181,7 +181,7 @@ class Oracle:
         snapshot = self._clocks.release(agent)
         streaming.queue.append(Handover(streaming.next, streaming.epoch, loaded, snapshot))
         streaming.next += 1
-        if streaming.next == len(streaming.tasks):
+        if streaming.next == streaming.tasks:
             streaming.next = 0
             streaming.epoch += 1
         return True

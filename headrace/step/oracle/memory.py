@@ -39,48 +39,47 @@ _REGION_DIMENSIONS = {
 }
 _TYPES = {"bfloat16": np.float32, "float32": np.float32, "int32": np.int32, "uint64": np.uint64}
 POISON = -0x5AFE_5AFE  # of integers; floating-point poison is NaN
-_HOST = -1  # the writer of what was there before a launch
 
 
 @dataclass(frozen=True, slots=True)
 class Toucher:
-    """Who touches memory: an agent of an SM, and what it is doing, for messages."""
+    """Who touches memory: an agent of an SM in a step. `task` says in messages what it is doing."""
 
     agent: int
     epoch: int
-    task: str
+    task: object
 
 
 class Regions:
-    """The bookkeeping of one buffer, without its values."""
+    """The bookkeeping of one buffer, without its values. Only a `summed` buffer takes additions."""
 
-    def __init__(self, name: str, shape: tuple[int, ...], clocks: Clocks) -> None:
+    def __init__(self, name: str, shape: tuple[int, ...], clocks: Clocks, *, summed: bool = False) -> None:
         self._name = name
         self._clocks = clocks
-        self._writer = np.full(shape, _HOST, dtype=np.int32)
+        self._writer = np.full(shape, clocks.host, dtype=np.int32)
         self._clock = np.zeros(shape, dtype=np.int32)
         self._epoch = np.full(shape, -1, dtype=np.int64)
         self._reads = np.zeros((*shape, clocks.agents), dtype=np.int32)
-        self._adds = np.zeros((*shape, clocks.agents), dtype=np.int32)
+        self._adds = np.zeros((*shape, clocks.agents), dtype=np.int32) if summed else None
 
     def read(self, index: Index, by: Toucher, *, lasting: bool = False) -> None:
         """Check and note a read. What is `lasting` need not have been written in this step."""
-        known = self._clocks.knowledge[by.agent]
-        if not lasting and np.any(self._epoch[index] != by.epoch):
-            stale = int(np.max(self._epoch[index]))
-            found = "nobody has written" if stale < by.epoch else "a later step has overwritten"
-            raise self._hazard(by, f"reads what {found} in this step", index, self._epoch[index] != by.epoch)
-        unseen = self._unseen(index, known)
-        if np.any(unseen):
+        if not lasting:
+            stale = self._epoch[index] != by.epoch
+            if stale.any():
+                late = bool((self._epoch[index] > by.epoch).any())
+                found = "a later step has overwritten" if late else "nobody has written"
+                raise self._hazard(by, f"reads what {found} in this step", index, stale)
+        unseen = self._unseen(index, by)
+        if unseen.any():
             raise self._hazard(by, "reads what its counters have not published to it", index, unseen)
         self._reads[(*_tuple(index), ..., by.agent)] = self._clocks.now(by.agent)
 
     def write(self, index: Index, by: Toucher) -> None:
         """Check and note a write that replaces what was there."""
-        known = self._clocks.knowledge[by.agent]
-        self._check_quiet(index, by, known)
-        unseen = self._unseen(index, known)
-        if np.any(unseen):
+        self._check_quiet(index, by)
+        unseen = self._unseen(index, by)
+        if unseen.any():
             raise self._hazard(by, "overwrites what may still be being written", index, unseen)
         self._writer[index] = by.agent
         self._clock[index] = self._clocks.now(by.agent)
@@ -88,33 +87,35 @@ class Regions:
 
     def add(self, index: Index, by: Toucher) -> None:
         """Check and note an atomic addition: additions do not disturb one another."""
-        known = self._clocks.knowledge[by.agent]
-        self._check_quiet(index, by, known)
-        unseen = self._replaced_unseen(index, known)
-        if np.any(unseen):
+        self._check_quiet(index, by)
+        unseen = self._replaced_unseen(index, by)
+        if unseen.any():
             raise self._hazard(by, "adds to what may not have been cleared", index, unseen)
+        assert self._adds is not None
         self._adds[(*_tuple(index), ..., by.agent)] = self._clocks.now(by.agent)
         self._epoch[index] = by.epoch
 
-    def _check_quiet(self, index: Index, by: Toucher, known: Array) -> None:
-        reading = (self._reads[index] > known).any(axis=-1)
-        if np.any(reading):
-            raise self._hazard(by, "overwrites what another task may still read", index, reading)
+    def _check_quiet(self, index: Index, by: Toucher) -> None:
+        reading = self._reads[index] > self._clocks.known(by.agent)
+        if reading.any():
+            raise self._hazard(by, "overwrites what another task may still read", index, reading.any(axis=-1))
 
-    def _replaced_unseen(self, index: Index, known: Array) -> Array:
-        writer = self._writer[index]
-        return np.asarray((writer != _HOST) & (self._clock[index] > known[writer]))
+    def _replaced_unseen(self, index: Index, by: Toucher) -> Array:
+        return np.asarray(self._clock[index] > self._clocks.knowledge[by.agent][self._writer[index]])
 
-    def _unseen(self, index: Index, known: Array) -> Array:
-        return self._replaced_unseen(index, known) | (self._adds[index] > known).any(axis=-1)
+    def _unseen(self, index: Index, by: Toucher) -> Array:
+        unseen = self._replaced_unseen(index, by)
+        if self._adds is not None:
+            unseen = unseen | (self._adds[index] > self._clocks.known(by.agent)).any(axis=-1)
+        return unseen
 
     def _hazard(self, by: Toucher, what: str, index: Index, where: Array) -> HazardError:
         numbers = np.arange(self._writer.size).reshape(self._writer.shape)[index]
         region = np.unravel_index(int(np.extract(where, numbers)[0]), self._writer.shape)
         place = ", ".join(str(int(part)) for part in region)
         writer = int(self._writer[region])
-        last = "nobody" if writer == _HOST else f"SM {writer // 2}"
-        return HazardError(f"{by.task} {what}: {self._name}[{place}], last written by {last}")
+        last = "not written in this launch" if writer == self._clocks.host else f"written by SM {writer // 2}"
+        return HazardError(f"{by.task} {what}: {self._name}[{place}], {last}")
 
 
 class Exchange:
@@ -130,9 +131,9 @@ class Exchange:
                 if spec.dtype == "bfloat16":
                     self.rounded.add(buffer)
                 shape = spec.shape[: _REGION_DIMENSIONS.get(buffer, 1)]
-                self._regions[buffer] = Regions(buffer.name, shape, clocks)
-        if Buffer.HISTOGRAM in self.values:
-            self.values[Buffer.HISTOGRAM][:] = 0  # the host's part; from then on SAMPLE_COMMIT clears it
+                summed = buffer is Buffer.HISTOGRAM
+                self._regions[buffer] = Regions(buffer.name, shape, clocks, summed=summed)
+        self.values[Buffer.HISTOGRAM][:] = 0  # the host's part; from then on SAMPLE_COMMIT clears it
 
     def read(self, buffer: Buffer, index: Index, by: Toucher) -> Array:
         """A copy of the regions at `index`."""
@@ -140,6 +141,7 @@ class Exchange:
         return np.array(self.values[buffer][index])
 
     def write(self, buffer: Buffer, index: Index, values: Array, by: Toucher) -> None:
+        """Replace the regions at `index`."""
         self._regions[buffer].write(index, by)
         self.values[buffer][index] = values
 
@@ -180,14 +182,14 @@ class KVPages:
         self._places = (keys_of(places), values_of(places))
         pieces = 2 * page // BLOCK_TOKENS // TILE_ROWS
         shapes = [(*pages.shape[:2], BLOCK_TOKENS, pieces) for pages in cache.pages]
-        self._writer = [np.full(shape, _HOST, dtype=np.int16) for shape in shapes]
+        self._writer = [np.full(shape, clocks.host, dtype=np.int16) for shape in shapes]
         self._clock = [np.zeros(shape, dtype=np.int32) for shape in shapes]
         self._touched: set[tuple[int, int]] = set()
 
     def begin_launch(self) -> None:
         """What was there before belongs to the host."""
         for layer, block in self._touched:
-            self._writer[layer][block] = _HOST
+            self._writer[layer][block] = self._clocks.host
         self._touched.clear()
 
     def read(self, place: PagePlace, tokens: slice, by: Toucher) -> tuple[Floats, Floats]:
@@ -200,23 +202,26 @@ class KVPages:
         if (layer, block) in self._touched:
             writer = self._writer[layer][block, head, tokens]
             clock = self._clock[layer][block, head, tokens]
-            unseen = (writer != _HOST) & (clock > self._clocks.knowledge[by.agent][writer])
-            if np.any(unseen):
+            unseen = clock > self._clocks.knowledge[by.agent][writer]
+            if unseen.any():
                 token = tokens.start + int(np.argmax(unseen.any(axis=-1)))
                 raise HazardError(
                     f"{by.task} reads what its counters have not published to it: KV_PAGES of layer {layer}, "
                     f"block {block}, KV head {head}, token {token}"
                 )
         pages = self._cache.pages[layer][block, head]
-        return np.array(keys_of(pages[0]).float()), np.array(values_of(pages[1]).float())
+        return keys_of(pages[0]).float().numpy().copy(), values_of(pages[1]).float().numpy().copy()
 
-    def write(self, place: PagePlace, token: int, part: int, elements: slice, values: Floats, by: Toucher) -> None:
-        """Store elements of a token's key (part 0) or value (part 1)."""
+    def write(
+        self, place: PagePlace, token: int, part: int, tiles: npt.NDArray[np.int64], values: Floats, by: Toucher
+    ) -> None:
+        """Store tiles of 8 elements of a token's key (part 0) or value (part 1): values [tiles * 8]."""
         layer, block, head = place
         page = self._cache.pages[layer][block, head, part]
-        page[self._places[part][token, elements]] = torch.from_numpy(values).to(page.dtype)
-        half = self._writer[layer].shape[-1] // 2
-        pieces = slice(part * half + elements.start // TILE_ROWS, part * half + elements.stop // TILE_ROWS)
+        elements = (tiles[:, None] * TILE_ROWS + np.arange(TILE_ROWS)).reshape(-1)
+        where = self._places[part][token, torch.from_numpy(elements)]
+        page[where] = torch.from_numpy(values).to(page.dtype)
+        pieces = part * (self._writer[layer].shape[-1] // 2) + tiles
         self._writer[layer][block, head, token, pieces] = by.agent
         self._clock[layer][block, head, token, pieces] = self._clocks.now(by.agent)
         self._touched.add((layer, block))
