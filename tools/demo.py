@@ -16,7 +16,7 @@ import time
 
 from headrace.client import Client, ServerError
 
-QUESTION = "What is the capital of France, and what is it known for?"
+QUESTION = "Explain in two sentences why the sky is blue."
 START_SECONDS = 300
 STOP_SECONDS = 30
 
