@@ -52,13 +52,17 @@ def _registers(table: Table) -> Iterator[Fault]:
     held = GROUP_THREADS * (CONSUMER_GROUPS * CONSUMER_REGISTERS + OTHER_REGISTERS)
     if held > REGISTERS:
         yield Fault(Check.BUDGET, f"the threads of a block take {held} registers of {REGISTERS}")
+    refused: set[int] = set()
     for opcode, used in USED.items():
         if Field.K not in used or opcode is Opcode.EMBED:
             continue
-        for group in table.groups(opcode):
-            k = int(group[Field.K].max())
+        for group in table.groups(opcode, Field.K):
+            k = int(group[Field.K][0])
+            if k in refused:
+                continue
             needed = activation_registers(k, table.plan.sizes.rows) + WORKING_REGISTERS
             if needed > CONSUMER_REGISTERS:
+                refused.add(k)
                 yield group.fault(
                     Check.BUDGET,
                     f"{table.plan.sizes.rows} rows of {k} activations and the work on them take {needed} "

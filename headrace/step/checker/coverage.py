@@ -104,6 +104,8 @@ def _shares(table: Table) -> Iterator[Fault]:
 def _all_shares(group: Group, sms: int) -> Iterator[Fault]:
     yield from group.unequal(Check.COVERAGE, Field.SHARES, sms, "the number of SMs")
     share = group[Field.SHARE]
+    if (absent := share >= sms).any():
+        yield group.fault(Check.COVERAGE, f"share {share[absent][0]} of {sms} does not exist", absent)
     times = np.bincount(share[share < sms], minlength=sms)
     if (missing := np.flatnonzero(times == 0)).size:
         yield group.fault(Check.COVERAGE, f"nobody has share {missing[0]} of {sms}")
@@ -129,7 +131,7 @@ def _owners(table: Table) -> Iterator[Fault]:
 
 
 def _heads(table: Table) -> Iterator[Fault]:
-    """A QKV task lies within its KV head, and pairs of tiles stay together where pairs of rows are far apart."""
+    """A QKV task lies within its KV head; tiles stay together where pairs of elements are far apart."""
     sizes = table.plan.sizes
     for group in table.groups(Opcode.QKV_PROJ):
         first, last = group[Field.FIRST_TILE], group[Field.FIRST_TILE] + group[Field.TILE_COUNT] - 1
@@ -145,7 +147,7 @@ def _heads(table: Table) -> Iterator[Fault]:
 
 
 def _vocabulary(table: Table) -> Iterator[Fault]:
-    """Every SM samples from the logits that it made, and shares ascend with tiles: ties go to the lowest id."""
+    """Every SM samples from its own logits, and shares ascend with tiles: ties go to the lowest id."""
     made = np.zeros((table.plan.sizes.sms, 2), dtype=np.int64)
     for group in table.groups(Opcode.LM_HEAD):
         made[group.sms] = group.words[:, [Field.FIRST_TILE, Field.TILE_COUNT]]

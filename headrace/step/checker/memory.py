@@ -93,7 +93,7 @@ class Memory:
         return early, Check.OVERWRITE, f"writes {named(region)} while {whose} may still use what was there"
 
     def append_keys(self, layer: int, step: int, event: Event) -> None:
-        """Agents write keys and values of this step's rows into KV pages, where nothing else is or will be."""
+        """Agents write keys and values of this step's rows into KV pages, each to a place of its own."""
         written = self._keys[layer, step]
         written[event.who] = np.maximum(written[event.who], event.now)
 

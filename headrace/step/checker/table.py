@@ -17,7 +17,7 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Group:
-    """The tasks of one operation in one layer (for FFN kinds: with one output or input; for SELECT: one round)."""
+    """The tasks of one operation in one layer, and of one value of another field where asked for."""
 
     opcode: Opcode
     layer: int | None

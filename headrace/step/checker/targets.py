@@ -8,7 +8,7 @@ import numpy as np
 
 from headrace.step.checker.faults import Check, Fault
 from headrace.step.checker.table import Ints, Table
-from headrace.step.isa import USED, Field, Opcode
+from headrace.step.isa import USED, Buffer, Field, Opcode
 
 _WAITS = (
     (Field.WAIT_COUNTER, Field.WAIT_ARRIVALS),
@@ -28,7 +28,7 @@ def check_targets(table: Table) -> list[Fault]:
     """Targets equal arrivals; amounts are what the operation's contract says; counters have one meaning."""
     added = arrivals(table)
     faults = [fault for fields in _WAITS for fault in _waits(table, added, *fields)]
-    return [*faults, *_spans(table), *_amounts(table), *_meanings(table)]
+    return [*faults, *_spans(table), *_amounts(table), *_publications(table), *_meanings(table)]
 
 
 def _waits(table: Table, added: Ints, counter: Field, target: Field) -> Iterator[Fault]:
@@ -75,6 +75,15 @@ def _amounts(table: Table) -> Iterator[Fault]:
             tiles = np.ones(len(group.sms), dtype=np.int64) if each else group[Field.TILE_COUNT]
             expected = np.where(group[Field.SIGNAL_COUNTER] > 0, tiles, 0)
             yield from group.unequal(Check.TARGETS, Field.SIGNAL_AMOUNT, expected, "what the task finished")
+
+
+def _publications(table: Table) -> Iterator[Fault]:
+    """What adds to the residual signals exactly if it publishes the sum."""
+    for opcode in (Opcode.O_PROJ, Opcode.EXPERT_DOWN, Opcode.FFN_DOWN):
+        for group in table.groups(opcode):
+            wrong = (group[Field.SIGNAL_COUNTER] > 0) != (group[Field.OUTPUT] == Buffer.X)
+            if wrong.any():
+                yield group.fault(Check.TARGETS, "it must signal if it writes X, and not otherwise", wrong)
 
 
 def _meanings(table: Table) -> Iterator[Fault]:

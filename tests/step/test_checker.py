@@ -1,0 +1,110 @@
+"""The checker finds nothing in plans as they are, and no wait in them can be left out unnoticed."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headrace.model.config import DenseMLP, ModelConfig, Rope
+from headrace.model.presets import NORTH_MINI_CODE, PRESETS
+from headrace.step.checker import Check, check, require_sound
+from headrace.step.errors import PlanError
+from headrace.step.isa import ROW_CAPACITIES, Field, Opcode
+from headrace.step.machine import Machine
+from headrace.step.plan import Words
+from headrace.step.planner import build_plan
+from tests.step.breaking import PLAN, SMS, assign, broken, counter, drop, where
+from tests.step.configs import TINY, configs
+
+
+@pytest.mark.parametrize("rows", [1, 16])
+def test_north_is_planned_in_two_seconds_and_sound(rows: int) -> None:
+    begun = time.perf_counter()
+    plan = build_plan(NORTH_MINI_CODE, rows=rows, sms=132)
+    assert time.perf_counter() - begun < 2
+    assert check(plan) == []
+
+
+@pytest.mark.parametrize("name", ["north-micro-shape", "smollm2-135m"])
+@pytest.mark.parametrize("sms", [1, 3, 78])
+def test_small_models_have_sound_plans(name: str, sms: int) -> None:
+    assert check(build_plan(PRESETS[name], rows=4, sms=sms)) == []
+
+
+@settings(max_examples=40, deadline=None)
+@given(config=configs(), rows=st.sampled_from(ROW_CAPACITIES), sms=st.integers(1, 40))
+def test_random_models_have_sound_plans(config: ModelConfig, rows: int, sms: int) -> None:
+    require_sound(build_plan(config, rows=rows, sms=sms))
+
+
+def test_a_step_whose_selection_rounds_are_all_idle_is_sound() -> None:
+    """Rounds that no row needs do not wait, so nothing else may count on their waits."""
+
+    def change(words: Words) -> None:
+        drop(Opcode.SAMPLE_SELECT)(words)
+        assign(Opcode.SAMPLE_PICK, None, one=False, wait_counter=counter("stats"), wait_arrivals=SMS)(words)
+
+    faults = broken(change)
+    missing_rounds = {fault for fault in faults if fault.opcode is Opcode.SAMPLE_SELECT}
+    unwritten = {fault for fault in faults if "TIES[1], which nothing has written" in fault.message}
+    assert set(faults) == missing_rounds | unwritten
+
+
+# Waits that repeat what others make sure of already.
+REDUNDANT = {
+    (Opcode.EXPERT_UP, "WAIT"),  # every SM has waited for X before, in QKV_PROJ
+    (Opcode.EXPERT_UP, "SECOND"),  # the loader waits for the same
+    (Opcode.EXPERT_DOWN, "SECOND"),
+    (Opcode.EXPERT_DOWN, "LOADER"),
+    (Opcode.FFN_UP, "WAIT"),
+    (Opcode.SAMPLE_PICK, "SECOND"),
+    # EXPERT_UP goes before ATTENTION_MERGE, for which O_PROJ waited, on every SM that has tiles of the latter.
+    (Opcode.EXPERT_DOWN, "WAIT"),
+    (Opcode.FFN_DOWN, "WAIT"),
+}
+
+
+@pytest.mark.parametrize("wait", ["WAIT", "SECOND", "LOADER"])
+def test_no_wait_can_be_left_out_unnoticed(wait: str) -> None:
+    """Left out everywhere, every kind of wait is missed, but for those known to be redundant."""
+    unnoticed = set()
+    for opcode in Opcode:
+        places = where(PLAN.descriptors, opcode)
+        if not PLAN.descriptors[(*places, Field[f"{wait}_COUNTER"])].any():
+            continue
+        none = {f"{wait}_counter".lower(): 0, f"{wait}_arrivals".lower(): 0}
+        if not broken(assign(opcode, None, one=False, **none)):
+            unnoticed.add((opcode, wait))
+    assert unnoticed == {known for known in REDUNDANT if known[1] == wait}
+
+
+@pytest.mark.parametrize(
+    ("config", "rows", "sms", "machine", "message"),
+    [
+        (TINY, 1, 4, Machine(ring_pages=14), "SM 0: .* bytes of shared memory .14 pages of ring"),
+        (TINY, 1, 4, Machine(ring_pages=2, in_flight=3), "3 pages in flight do not fit a ring of 2"),
+        (TINY, 1, 4, Machine(in_flight=0), "in_flight must be at least 1"),
+        (NORTH_MINI_CODE, 16, 1, Machine(), "EMBED, SM 0: .* 256 residual tiles"),
+        (
+            replace(TINY, layers=(replace(TINY.layers[0], mlp=DenseMLP(width=8192)),)),
+            1,
+            4,
+            Machine(),
+            "FFN_DOWN, layer 0, SM 0: 1 rows of 8192 activations",
+        ),
+    ],
+)
+def test_budgets_are_kept(config: ModelConfig, rows: int, sms: int, machine: Machine, message: str) -> None:
+    plan = build_plan(config, rows=rows, sms=sms, machine=machine)
+    with pytest.raises(PlanError, match=f"budget: .*{message}" if "SM" not in message else message):
+        require_sound(plan)
+    assert {fault.check for fault in check(plan)} == {Check.BUDGET}
+
+
+def test_half_split_layers_can_be_planned_in_a_parallel_block() -> None:
+    layers = tuple(replace(layer, rope=Rope.HALF_SPLIT) for layer in TINY.layers)
+    assert check(build_plan(replace(TINY, layers=layers), rows=1, sms=7)) == []

@@ -1,0 +1,365 @@
+"""Plans that are broken, each in one way, and what the checker must say of them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import pytest
+
+from headrace.step.checker import Check
+from headrace.step.isa import SAMPLING, Buffer, Field, Flag, Opcode
+from headrace.step.plan import Words
+from tests.step.breaking import (
+    LLAMA,
+    assign,
+    broken,
+    counter,
+    drop,
+    exchange,
+    shift,
+    swap,
+    unwaited,
+    where,
+)
+
+ONE_FAULT = {
+    # fields
+    "an operation that does not exist": (
+        assign(Opcode.ROUTER, 2, opcode=99),
+        Check.FIELDS,
+        None,
+        "there is no operation 99",
+    ),
+    "a field out of range": (
+        assign(Opcode.QKV_PROJ, 2, rope=3),
+        Check.FIELDS,
+        Opcode.QKV_PROJ,
+        "ROPE .* is 3, and must be 0 to 2",
+    ),
+    "a field that the operation does not use": (
+        assign(Opcode.O_PROJ, 2, norm=1),
+        Check.FIELDS,
+        Opcode.O_PROJ,
+        "NORM .* does not use it",
+    ),
+    "a counter that does not exist": (
+        assign(Opcode.ROUTER, 2, wait_counter=9999),
+        Check.FIELDS,
+        Opcode.ROUTER,
+        "WAIT_COUNTER .* is 9999",
+    ),
+    "a task after END": (
+        assign(Opcode.EMBED, None, opcode=0),
+        Check.FIELDS,
+        None,
+        "the list goes on after END",
+    ),
+    # targets
+    "a wait that passes early": (
+        shift(Opcode.O_PROJ, 2, Field.WAIT_ARRIVALS, -1),
+        Check.TARGETS,
+        Opcode.O_PROJ,
+        r"WAIT_COUNTER waits for 15 arrivals a step at counter merge\[2\], to which a step adds 16",
+    ),
+    "a second wait that passes early": (
+        shift(Opcode.EXPERT_DOWN, 2, Field.SECOND_ARRIVALS, -1),
+        Check.TARGETS,
+        Opcode.EXPERT_DOWN,
+        r"SECOND_COUNTER waits .* router\[2\]",
+    ),
+    "a loader's wait that passes early": (
+        shift(Opcode.ATTENTION, 2, Field.LOADER_ARRIVALS, -1),
+        Check.TARGETS,
+        Opcode.ATTENTION,
+        "LOADER_COUNTER waits for 4 arrivals a step at counter commit",
+    ),
+    "a signal that is not given": (
+        assign(Opcode.FFN_UP, 0, signal_counter=0, signal_amount=0),
+        Check.TARGETS,
+        Opcode.FFN_DOWN,
+        r"up\[0\]",
+    ),
+    "a signal for less than was made": (
+        shift(Opcode.QKV_PROJ, 2, Field.SIGNAL_AMOUNT, -1),
+        Check.TARGETS,
+        Opcode.QKV_PROJ,
+        "SIGNAL_AMOUNT is .* what the task finished",
+    ),
+    "a signal to another's counter": (
+        assign(Opcode.ROUTER, 2, one=False, signal_counter=counter("up[2]")),
+        Check.TARGETS,
+        Opcode.EXPERT_UP,
+        r"counter up\[2\] is signalled for more than one output",
+    ),
+    "too few KV heads waited for": (
+        assign(Opcode.ATTENTION, 2, wait_span=1),
+        Check.TARGETS,
+        Opcode.ATTENTION,
+        "WAIT_SPAN is 1 and should be 2",
+    ),
+    # coverage
+    "a tile that nobody makes": (
+        shift(Opcode.ATTENTION_MERGE, 2, Field.TILE_COUNT, -1),
+        Check.COVERAGE,
+        Opcode.ATTENTION_MERGE,
+        "nobody makes tile 2 of 16",
+    ),
+    "a tile that is made twice": (
+        shift(Opcode.O_PROJ, 2, Field.TILE_COUNT, 1),
+        Check.COVERAGE,
+        Opcode.O_PROJ,
+        "tile 1 is made 2 times",
+    ),
+    "a tile that does not exist": (
+        shift(Opcode.LM_HEAD, None, Field.FIRST_TILE, 99),
+        Check.COVERAGE,
+        Opcode.LM_HEAD,
+        "does not exist",
+    ),
+    "an operation that is missing": (
+        drop(Opcode.ATTENTION, 2),
+        Check.COVERAGE,
+        Opcode.ATTENTION,
+        "nobody does it in layer 2",
+    ),
+    "a sampling round that is missing": (
+        drop(Opcode.SAMPLE_SELECT),
+        Check.COVERAGE,
+        Opcode.SAMPLE_SELECT,
+        "nobody does it in round 4",
+    ),
+    "a share done twice": (
+        assign(Opcode.EXPERT_UP, 2, one=False, share=3),
+        Check.COVERAGE,
+        Opcode.EXPERT_UP,
+        "share 3 is done 5 times",
+    ),
+    "a share that does not exist": (
+        assign(Opcode.EXPERT_UP, 2, share=5),
+        Check.COVERAGE,
+        Opcode.EXPERT_UP,
+        "share 5 of 5 does not exist",
+    ),
+    "shares that are not as many as there are": (
+        assign(Opcode.ATTENTION, 2, shares=4),
+        Check.COVERAGE,
+        Opcode.ATTENTION,
+        "SHARES is 4 and should be 5",
+    ),
+    "residual tiles away from their owner": (
+        exchange(Opcode.O_PROJ, 2),
+        Check.COVERAGE,
+        Opcode.O_PROJ,
+        "the residual tiles that this SM embedded",
+    ),
+    "tiles of another KV head": (
+        assign(Opcode.QKV_PROJ, 2, kv_head=1),
+        Check.COVERAGE,
+        Opcode.QKV_PROJ,
+        "does not belong to KV head 1",
+    ),
+    "sampling from another's logits": (
+        shift(Opcode.SAMPLE_STATS, None, Field.FIRST_TILE, 1),
+        Check.COVERAGE,
+        Opcode.SAMPLE_STATS,
+        "the tiles whose logits this SM has",
+    ),
+    "two SMs that write the tokens": (
+        assign(Opcode.SAMPLE_COMMIT, None, one=False, flags=int(Flag.WRITER)),
+        Check.COVERAGE,
+        Opcode.SAMPLE_COMMIT,
+        "5 SMs are the WRITER",
+    ),
+    # pages
+    "the wrong weights": (
+        shift(Opcode.QKV_PROJ, 2, Field.WEIGHTS, 8),
+        Check.PAGES,
+        Opcode.QKV_PROJ,
+        "so the qkv weights lie",
+    ),
+    "a loader that brings less than is consumed": (
+        shift(Opcode.FFN_DOWN, 0, Field.PAGE_BYTES, -512),
+        Check.PAGES,
+        Opcode.FFN_DOWN,
+        "the loader brings 1024 bytes a tile and the consumers take 1536",
+    ),
+    "a loader that brings more pages than are consumed": (
+        shift(Opcode.O_PROJ, 2, Field.PAGES_PER_TILE, 1),
+        Check.PAGES,
+        Opcode.O_PROJ,
+        "the loader brings",
+    ),
+    "a page that ends within a block": (
+        shift(Opcode.LM_HEAD, None, Field.PAGE_BYTES, 256),
+        Check.PAGES,
+        Opcode.LM_HEAD,
+        "ends within a block",
+    ),
+    "experts too close together": (
+        shift(Opcode.EXPERT_DOWN, 2, Field.EXPERT_STRIDE, -1),
+        Check.PAGES,
+        Opcode.EXPERT_DOWN,
+        "EXPERT_STRIDE",
+    ),
+    "keys of another size": (
+        shift(Opcode.ATTENTION, 2, Field.PAGE_BYTES, -512),
+        Check.PAGES,
+        Opcode.ATTENTION,
+        "the keys, or values",
+    ),
+    "an input that the weights do not fit": (
+        assign(Opcode.O_PROJ, 2, input=int(Buffer.X)),
+        Check.PAGES,
+        Opcode.O_PROJ,
+        "INPUT is 1 and should be 6",
+    ),
+    # order
+    "a wait that can never be met": (
+        shift(Opcode.O_PROJ, 2, Field.WAIT_ARRIVALS, 1),
+        Check.UNREACHABLE,
+        Opcode.O_PROJ,
+        r"waits for counter merge\[2\], which has 16 of 17",
+    ),
+    "tasks that wait for one another": (
+        swap(Opcode.ATTENTION_MERGE, Opcode.O_PROJ, 2),
+        Check.CYCLE,
+        Opcode.O_PROJ,
+        r"merge\[2\], which has 13 of 16",
+    ),
+    "a loader that waits for the end of its own step": (
+        assign(Opcode.ATTENTION, 0, one=False, loader_lag=0),
+        Check.CYCLE,
+        Opcode.ATTENTION,
+        "counter commit",
+    ),
+    "activations of the layer before the last": (
+        assign(Opcode.QKV_PROJ, 3, wait_counter=counter("down[1]")),
+        Check.EARLY_READ,
+        Opcode.QKV_PROJ,
+        "reads X",
+    ),
+    "partial results of the layer before": (
+        assign(Opcode.ATTENTION_MERGE, 2, one=False, wait_counter=counter("attention[1]")),
+        Check.EARLY_READ,
+        Opcode.ATTENTION_MERGE,
+        "reads PARTIALS, not knowing that ATTENTION of layer 2 has written it",
+    ),
+    "experts that are chosen by old logits": (
+        assign(Opcode.EXPERT_UP, 2, one=False, loader_counter=0, loader_arrivals=0),
+        Check.EARLY_READ,
+        Opcode.EXPERT_UP,
+        "reads ROUTER_LOGITS",
+    ),
+    "rows that the step before may still change": (
+        assign(Opcode.ATTENTION, 0, one=False, loader_counter=0, loader_arrivals=0),
+        Check.EARLY_READ,
+        Opcode.ATTENTION,
+        "reads ROW_STATE",
+    ),
+    "hidden activations that are not there yet": (
+        unwaited(Opcode.O_PROJ, Opcode.EXPERT_DOWN, layer=2),
+        Check.EARLY_READ,
+        Opcode.EXPERT_DOWN,
+        "reads HIDDEN",
+    ),
+    "attention that is not there yet": (
+        unwaited(Opcode.O_PROJ, layer=2),
+        Check.EARLY_READ,
+        Opcode.O_PROJ,
+        "reads ATTENTION_OUT",
+    ),
+    "activations overwritten in the middle of a layer": (
+        unwaited(Opcode.O_PROJ, Opcode.EXPERT_DOWN, layer=2),
+        Check.OVERWRITE,
+        Opcode.EXPERT_DOWN,
+        "writes X while SM .'s consumers may still use",
+    ),
+    "activations overwritten by the next step": (
+        unwaited(*SAMPLING),
+        Check.OVERWRITE,
+        Opcode.EMBED,
+        "writes X while",
+    ),
+    "sums cleared while they are looked at": (
+        unwaited(Opcode.SAMPLE_PICK, Opcode.SAMPLE_COMMIT),
+        Check.OVERWRITE,
+        Opcode.SAMPLE_COMMIT,
+        r"writes HISTOGRAM\[.\] while",
+    ),
+    "publishing without a signal": (
+        assign(Opcode.O_PROJ, 2, output=int(Buffer.X)),
+        Check.TARGETS,
+        Opcode.O_PROJ,
+        "must signal if it writes X",
+    ),
+    "candidates that are not there yet": (
+        assign(Opcode.SAMPLE_COMMIT, None, one=False, wait_counter=counter("stats")),
+        Check.EARLY_READ,
+        Opcode.SAMPLE_COMMIT,
+        "reads CANDIDATES",
+    ),
+    "a threshold that is looked for too early": (
+        assign(Opcode.SAMPLE_SELECT, None, one=False, wait_counter=counter("stats")),
+        Check.EARLY_READ,
+        Opcode.SAMPLE_SELECT,
+        r"reads HISTOGRAM\[0\]",
+    ),
+}
+
+
+@pytest.mark.parametrize(("change", "kind", "opcode", "message"), ONE_FAULT.values(), ids=ONE_FAULT.keys())
+def test_a_broken_plan_is_called_broken(
+    change: Callable[[Words], None], kind: Check, opcode: Opcode | None, message: str
+) -> None:
+    faults = broken(change)
+    named = [fault for fault in faults if fault.check is kind and fault.opcode is opcode]
+    assert any(re.search(message, fault.message) for fault in named), "\n".join(map(str, faults))
+    # Whoever reads it can find the place: all but faults of a whole list name a task of this layer and an SM.
+    assert all(
+        fault.sm is not None
+        for fault in named
+        if "nobody" not in fault.message and "SMs are" not in fault.message
+    )
+
+
+def test_keys_under_the_wrong_counter_are_found() -> None:
+    """The heads' counters exchanged: each is reached, with the right arrivals, by the wrong tasks."""
+
+    def change(words: Words) -> None:
+        sms, tasks = where(words, Opcode.QKV_PROJ, 2)
+        heads = words[sms, tasks, Field.KV_HEAD]
+        words[sms, tasks, Field.SIGNAL_COUNTER] = counter("qkv[2][0]") + 1 - heads
+
+    faults = broken(change)
+    early = [fault for fault in faults if fault.check is Check.EARLY_READ]
+    assert {(fault.opcode, fault.layer) for fault in early} == {(Opcode.ATTENTION, 2)}
+    assert any("reads QKV[0]" in fault.message for fault in early)
+
+
+def test_pairs_of_rows_stay_on_one_sm() -> None:
+    def change(words: Words) -> None:
+        sms, tasks = where(words, Opcode.QKV_PROJ, 1)
+        words[sms[0], tasks[0], Field.TILE_COUNT] -= 1
+        words[sms[1], tasks[1], Field.FIRST_TILE] -= 1
+
+    faults = broken(change, LLAMA)
+    assert any("half-split pairs" in fault.message and fault.layer == 1 for fault in faults)
+
+
+def test_a_sequential_block_must_publish_twice() -> None:
+    faults = broken(assign(Opcode.O_PROJ, 1, one=False, output=int(Buffer.RESIDUAL)), LLAMA)
+    assert [(fault.check, fault.opcode, fault.layer, fault.sm) for fault in faults] == [
+        (Check.TARGETS, Opcode.O_PROJ, 1, 0)
+    ]
+
+
+def test_keys_of_the_step_before_are_waited_for() -> None:
+    """Without a router in between, nothing but its own wait tells the loader that the step before is over."""
+    none = {"loader_counter": 0, "loader_arrivals": 0, "loader_lag": 0}
+    faults = broken(assign(Opcode.ATTENTION, None, one=False, **none), LLAMA)
+    assert {(fault.check, fault.opcode) for fault in faults} == {(Check.EARLY_READ, Opcode.ATTENTION)}
+    assert {fault.message for fault in faults} == {
+        "reads ROW_STATE before the step before has committed it",
+        "reads KV_PAGES that the step before may still write",
+    }
