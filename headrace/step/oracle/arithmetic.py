@@ -51,7 +51,7 @@ def bfloat16(values: Floats) -> Floats:
 
 
 def fold(values: Floats) -> Floats:
-    """The sum over the last axis: halves are added while the length is even, then what is left from the left."""
+    """The sum over the last axis: halves are added while the length is even, then the rest from the left."""
     length = values.shape[-1]
     while length % 2 == 0:
         length //= 2
@@ -72,17 +72,18 @@ def dot(inputs: Floats, weights: Floats) -> Floats:
 def exp(values: Floats) -> Floats:
     """exp in float64, rounded to float32: the one rounding hides how a library computes it."""
     with np.errstate(over="ignore", under="ignore"):
-        return np.exp(np.ascontiguousarray(values, dtype=np.float64)).astype(np.float32)
+        wide = np.exp(np.ascontiguousarray(values, dtype=np.float64))
+        return np.asarray(wide, dtype=np.float32)
 
 
 def silu(values: Floats) -> Floats:
     """x / (1 + exp(-x))."""
-    return values / (np.float32(1) + exp(-values))
+    return np.asarray(values / (np.float32(1) + exp(-values)), dtype=np.float32)
 
 
 def sigmoid(values: Floats) -> Floats:
     """1 / (1 + exp(-x))."""
-    return np.float32(1) / (np.float32(1) + exp(-values))
+    return np.asarray(np.float32(1) / (np.float32(1) + exp(-values)), dtype=np.float32)
 
 
 def normalized(x: Floats, weight: Floats, kind: Norm, eps: float) -> Floats:
@@ -91,7 +92,7 @@ def normalized(x: Floats, weight: Floats, kind: Norm, eps: float) -> Floats:
     if kind is Norm.LAYER:
         x = x - (fold(x) / width)[..., None]
     deviation = np.sqrt(fold(x * x) / width + np.float32(eps))
-    return x * (np.float32(1) / deviation)[..., None] * weight
+    return np.asarray(x * (np.float32(1) / deviation)[..., None] * weight, dtype=np.float32)
 
 
 def turned(pairs: Floats, positions: npt.NDArray[np.int64], frequencies: Floats) -> Floats:

@@ -1,9 +1,9 @@
 """Who knows of what: vector clocks of the agents, and counters that carry them.
 
-Every SM has two agents, a loader and a consumer. An agent's clock counts its releases: signals, and tasks handed
-from loader to consumer. `knowledge[a, b]` is the last clock of agent b whose writes agent a may rely on
-(Lamport, 1978; Mattern, 1988). Writes are tagged with (agent, clock); a reader may see a write only if its
-knowledge has reached that clock.
+Every SM has two agents, a loader and a consumer. An agent's clock counts its releases: signals, and tasks
+handed from loader to consumer. `knowledge[a, b]` is the last clock of agent b whose writes agent a may rely
+on (Lamport, 1978; Mattern, 1988). Writes are tagged with (agent, clock); a reader may see a write only if
+its knowledge has reached that clock.
 
 A wait that passes teaches no more than it must: of all arrivals at a counter only the first ones, up to the
 number that is waited for, are relied upon. So a target that is too small is found out in every order.
@@ -31,7 +31,7 @@ class Clocks:
 
     def known(self, agent: int) -> Clock:
         """The last clock of every agent that this one may rely on."""
-        return self.knowledge[agent, : self.agents]
+        return np.asarray(self.knowledge[agent, : self.agents])
 
     def now(self, agent: int) -> int:
         """The clock that tags what the agent writes."""
@@ -39,7 +39,7 @@ class Clocks:
 
     def release(self, agent: int) -> Clock:
         """What the agent knows, its own writes so far included; later writes get a later clock."""
-        snapshot = self.knowledge[agent].copy()
+        snapshot: Clock = self.knowledge[agent].copy()
         self.knowledge[agent, agent] += 1
         return snapshot
 
@@ -55,7 +55,7 @@ class Clocks:
 
 @dataclass
 class Counter:
-    """A counter's arrivals since the last launch: running totals, and what all up to each of them released."""
+    """A counter's arrivals in a launch: running totals, and what all up to each of them released."""
 
     base: int = 0
     totals: list[int] = field(default_factory=list)

@@ -22,7 +22,6 @@ from headrace.step.oracle.selection import Selection
 from headrace.step.oracle.weights import WeightPages
 from headrace.step.sizes import Sizes
 
-
 Tiles = npt.NDArray[np.int64]
 
 
@@ -115,7 +114,7 @@ class Task:
         return range(self.tiles.start * TILE_ROWS, self.tiles.stop * TILE_ROWS)
 
     def _toucher(self) -> Toucher:
-        return Toucher(self.agent, self.epoch, self)
+        return Toucher(self.agent, self.epoch, self[Field.LAYER], self[Field.OPCODE], self)
 
     def states(self) -> dict[int, RowState]:
         """The active rows, as this SM's own copy of ROW_STATE has them."""
@@ -153,7 +152,7 @@ class Task:
         return np.ascontiguousarray(values.swapaxes(0, 1)).reshape(len(rows), -1)
 
     def tiled(self, rows: list[int], values: Floats) -> Floats:
-        """Results [len(rows), tiles * 8] in tile-major order, all R rows: [tiles, R, 8]; absent rows are poison."""
+        """Results [len(rows), tiles * 8] in tile-major order, [tiles, R, 8]; absent rows are poison."""
         out = np.full((values.shape[1] // TILE_ROWS, self.sizes.rows, TILE_ROWS), np.nan, dtype=np.float32)
         out[:, rows] = values.reshape(len(rows), -1, TILE_ROWS).swapaxes(0, 1)
         return out

@@ -6,8 +6,8 @@ from __future__ import annotations
 class HazardError(RuntimeError):
     """A task touched data that its counters do not protect; the message names task, SM and buffer.
 
-    Raised for data that nobody wrote in this step, for data whose writer the reader has not waited for, and for
-    a write over data that another task may still read.
+    Raised for data that nobody wrote for this layer and step, for data whose writer the reader has not waited
+    for, and for a write over data that another task may still read.
     """
 
 

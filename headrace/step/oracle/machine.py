@@ -1,13 +1,13 @@
 """The oracle: a machine that runs a plan on the CPU, task by task, and watches every access.
 
-It knows the step from the plan's descriptors only. An SM's loader and consumer are agents of their own, as they
-are on the device, and take turns in an order that may be any that the counters allow (`order`).
+It knows the step from the plan's descriptors only. An SM's loader and consumer are agents of their own, as
+they are on the device, and take turns in an order that may be any that the counters allow (`order`).
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -89,11 +89,11 @@ class Oracle:
         rows: Sequence[LaunchRow | None],
         steps: int = 1,
         stop: Callable[[], bool] = lambda: False,
-    ) -> Iterator[list[Sampled | None]]:
+    ) -> Generator[list[Sampled | None]]:
         """Up to `steps` steps, one item each: what every row made, None for a row that is absent or ended.
 
-        Ends early when no row is active, or at the end of a step in which `stop` was seen. Raises ValueError for
-        rows that the plan cannot take.
+        Ends early when no row is active, or at the end of a step in which `stop` was seen. Closing it early
+        ends the launch in the same way. Raises ValueError for rows that the plan cannot take.
         """
         self._check(rows, steps)
         launch = Launch(last=self._epoch + steps, stop=stop)
@@ -112,7 +112,7 @@ class Oracle:
             self._epoch += len(launch.ring)
 
     def _run(self, launch: Launch, agents: Iterator[int], until: int) -> bool:
-        """Deal out turns until the ring holds the tokens of `until` steps; False if the launch ended before."""
+        """Deal out turns until the ring holds `until` steps; False if the launch ends before."""
         idle = 0
         while len(launch.ring) < until:
             if all(streaming.core.finished for streaming in self._sms):
@@ -246,4 +246,3 @@ def loader_waits(task: Task) -> list[Target]:
         return []
     epoch = task.epoch - task[Field.LOADER_LAG]
     return [Target(task[Field.LOADER_COUNTER], epoch * task[Field.LOADER_ARRIVALS])]
-

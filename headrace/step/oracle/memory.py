@@ -1,9 +1,9 @@
 """Exchange buffers that watch over their use.
 
-A buffer is cut into regions: the pieces that one task publishes whole. Each region remembers who wrote it last
-and in which step, and when each agent read it last. All three hazards show, in whatever order tasks ran:
+A buffer is cut into regions: the pieces that one task publishes whole. Each region remembers who wrote it
+last, for which layer and step, and when each agent read it last. Three hazards show, in any order of tasks:
 
-- a read of what was not written in this step (the values there are poison besides);
+- a read of what was not written for this layer and step (what is there is poison, or another layer's);
 - a read of what was written, but not published to the reader by a counter that it waited for;
 - a write to what another agent may still be reading, or was still writing, for all that the writer knows.
 """
@@ -43,33 +43,52 @@ POISON = -0x5AFE_5AFE  # of integers; floating-point poison is NaN
 
 @dataclass(frozen=True, slots=True)
 class Toucher:
-    """Who touches memory: an agent of an SM in a step. `task` says in messages what it is doing."""
+    """Who touches memory: an agent of an SM, in a step, for a layer. `task` is what messages call it."""
 
     agent: int
     epoch: int
+    layer: int
+    opcode: int
     task: object
+
+    @property
+    def version(self) -> int:
+        """What tells the data of one operation of one layer of one step from all other data."""
+        return (self.epoch << 32) | (self.layer << 8) | self.opcode
+
+
+_OPERATION = (1 << 8) - 1  # of a version
 
 
 class Regions:
-    """The bookkeeping of one buffer, without its values. Only a `summed` buffer takes additions."""
+    """The bookkeeping of one buffer, without its values.
 
-    def __init__(self, name: str, shape: tuple[int, ...], clocks: Clocks, *, summed: bool = False) -> None:
+    Data passes `between` the layers, as the residual stream does, or else serves the layer that made it.
+    Only a `summed` buffer takes additions.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        clocks: Clocks,
+        *,
+        between: bool = False,
+        summed: bool = False,
+    ) -> None:
         self._name = name
+        self._between = between
         self._clocks = clocks
         self._writer = np.full(shape, clocks.host, dtype=np.int32)
         self._clock = np.zeros(shape, dtype=np.int32)
-        self._epoch = np.full(shape, -1, dtype=np.int64)
+        self._version = np.full(shape, -1, dtype=np.int64)
         self._reads = np.zeros((*shape, clocks.agents), dtype=np.int32)
         self._adds = np.zeros((*shape, clocks.agents), dtype=np.int32) if summed else None
 
     def read(self, index: Index, by: Toucher, *, lasting: bool = False) -> None:
         """Check and note a read. What is `lasting` need not have been written in this step."""
         if not lasting:
-            stale = self._epoch[index] != by.epoch
-            if stale.any():
-                late = bool((self._epoch[index] > by.epoch).any())
-                found = "a later step has overwritten" if late else "nobody has written"
-                raise self._hazard(by, f"reads what {found} in this step", index, stale)
+            self._check_version(index, by)
         unseen = self._unseen(index, by)
         if unseen.any():
             raise self._hazard(by, "reads what its counters have not published to it", index, unseen)
@@ -83,7 +102,7 @@ class Regions:
             raise self._hazard(by, "overwrites what may still be being written", index, unseen)
         self._writer[index] = by.agent
         self._clock[index] = self._clocks.now(by.agent)
-        self._epoch[index] = by.epoch
+        self._version[index] = by.version
 
     def add(self, index: Index, by: Toucher) -> None:
         """Check and note an atomic addition: additions do not disturb one another."""
@@ -93,12 +112,26 @@ class Regions:
             raise self._hazard(by, "adds to what may not have been cleared", index, unseen)
         assert self._adds is not None
         self._adds[(*_tuple(index), ..., by.agent)] = self._clocks.now(by.agent)
-        self._epoch[index] = by.epoch
+        self._version[index] = by.version
+
+    def _check_version(self, index: Index, by: Toucher) -> None:
+        found = np.asarray(self._version[index])
+        if self._between:
+            # Whose data it is to be, the reader does not say; but all of it must be of one operation.
+            wrong = (found >> 32 != by.epoch) | (found != found.max(initial=-1))
+        else:
+            wrong = (found | _OPERATION) != (by.version | _OPERATION)
+        if wrong.any():
+            late = bool((found > (by.version | _OPERATION)).any())
+            who = "a later layer or step has overwritten" if late else "nobody has written for it"
+            raise self._hazard(by, f"reads what {who}", index, np.asarray(wrong))
 
     def _check_quiet(self, index: Index, by: Toucher) -> None:
         reading = self._reads[index] > self._clocks.known(by.agent)
         if reading.any():
-            raise self._hazard(by, "overwrites what another task may still read", index, reading.any(axis=-1))
+            raise self._hazard(
+                by, "overwrites what another task may still read", index, np.asarray(reading.any(axis=-1))
+            )
 
     def _replaced_unseen(self, index: Index, by: Toucher) -> Array:
         return np.asarray(self._clock[index] > self._clocks.knowledge[by.agent][self._writer[index]])
@@ -131,8 +164,13 @@ class Exchange:
                 if spec.dtype == "bfloat16":
                     self.rounded.add(buffer)
                 shape = spec.shape[: _REGION_DIMENSIONS.get(buffer, 1)]
-                summed = buffer is Buffer.HISTOGRAM
-                self._regions[buffer] = Regions(buffer.name, shape, clocks, summed=summed)
+                self._regions[buffer] = Regions(
+                    buffer.name,
+                    shape,
+                    clocks,
+                    between=buffer is Buffer.X,
+                    summed=buffer is Buffer.HISTOGRAM,
+                )
         self.values[Buffer.HISTOGRAM][:] = 0  # the host's part; from then on SAMPLE_COMMIT clears it
 
     def read(self, buffer: Buffer, index: Index, by: Toucher) -> Array:
@@ -213,7 +251,13 @@ class KVPages:
         return keys_of(pages[0]).float().numpy().copy(), values_of(pages[1]).float().numpy().copy()
 
     def write(
-        self, place: PagePlace, token: int, part: int, tiles: npt.NDArray[np.int64], values: Floats, by: Toucher
+        self,
+        place: PagePlace,
+        token: int,
+        part: int,
+        tiles: npt.NDArray[np.int64],
+        values: Floats,
+        by: Toucher,
     ) -> None:
         """Store tiles of 8 elements of a token's key (part 0) or value (part 1): values [tiles * 8]."""
         layer, block, head = place

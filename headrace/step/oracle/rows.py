@@ -80,9 +80,13 @@ class RowStates:
         return [live[index].position if index in live else None for index in range(len(self.rows))]
 
     def first_new(self, slot: int) -> int:
-        """The lowest position that this step writes in a slot: keys from there on are not in the pages yet."""
+        """The lowest position that this step writes in a slot: keys from there on are not yet in pages."""
         return min(state.position for state in self.active().values() if state.row.slot == slot)
 
-    def writers(self, slot: int) -> dict[int, int]:
-        """Which row writes a position of the slot in this step: row by position."""
-        return {state.position: index for index, state in self.active().items() if state.row.slot == slot}
+    def writers(self, slot: int, upto: int) -> dict[int, int]:
+        """Which row writes a position of the slot in this step, row by position, up to a position."""
+        return {
+            state.position: index
+            for index, state in self.active().items()
+            if state.row.slot == slot and state.position <= upto
+        }

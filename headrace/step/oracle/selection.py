@@ -1,7 +1,7 @@
-"""What one SM knows while it samples a row: its own tokens, and the borders of top_k and top_p as they are found.
+"""What one SM knows while it samples a row: its own tokens, and the borders of top_k and top_p.
 
-A border is the score at which the count (top_k) or the weight (top_p) of the tokens from the top reaches what is
-needed. It is found digit by digit from the highest, in histograms over all SMs: a radix select.
+A border is the score at which the count (top_k) or the weight (top_p) of the tokens from the top reaches what
+is needed. It is found digit by digit from the highest, in histograms over all SMs: a radix select.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Border:
         """The keys that begin with the digits found so far."""
         if not self.digits:
             return np.ones(keys.shape, dtype=np.bool_)
-        return (keys >> np.uint32(32 - DIGIT_BITS * self.digits)) == self.prefix
+        return np.asarray((keys >> np.uint32(32 - DIGIT_BITS * self.digits)) == self.prefix)
 
     def next_digits(self, keys: Keys) -> npt.NDArray[np.int64]:
         """The digit after those found, of every key."""
@@ -44,7 +44,10 @@ class Border:
         return ((keys >> shift) & np.uint32(DIGIT_BINS - 1)).astype(np.int64)
 
     def settle(self, histogram: Weights) -> None:
-        """Find the next digit: the one where the sum from the top reaches what is needed."""
+        """Find the next digit: the one where the sum from the top reaches what is needed.
+
+        Raises ValueError if it never does.
+        """
         for digit in range(DIGIT_BINS - 1, -1, -1):
             amount = int(histogram[digit])
             if self.above + amount >= self.needed:
@@ -52,7 +55,7 @@ class Border:
                 self.digits += 1
                 return
             self.above += amount
-        raise AssertionError(f"a histogram sums to {self.above}, but {self.needed} is needed")
+        raise ValueError(f"adds up to {self.above}, but {self.needed} is needed")
 
 
 @dataclass(slots=True)
@@ -86,7 +89,9 @@ class Selection:
 
     def count(self, *, weighted: bool) -> Weights:
         """This SM's part of the histogram of the border's next digit."""
-        assert self.keys is not None and self.left is not None and self.border is not None
+        assert self.keys is not None
+        assert self.left is not None
+        assert self.border is not None
         mask = self.left & self.border.inside(self.keys)
         histogram = np.zeros(DIGIT_BINS, dtype=np.uint64)
         amounts = self.weights if weighted else np.ones(self.keys.shape, dtype=np.uint64)
@@ -96,13 +101,17 @@ class Selection:
 
     def ties(self) -> Mask:
         """Own tokens left whose key is the border's."""
-        assert self.keys is not None and self.left is not None and self.border is not None
+        assert self.keys is not None
+        assert self.left is not None
+        assert self.border is not None
         assert self.border.digits == DIGITS
-        return self.left & (self.keys == np.uint32(self.border.prefix))
+        return np.asarray(self.left & (self.keys == np.uint32(self.border.prefix)))
 
     def cut(self, stay: int) -> None:
         """Keep what is above the border, and the first `stay` (0 and less: none) of own tokens at it."""
-        assert self.keys is not None and self.left is not None and self.border is not None
+        assert self.keys is not None
+        assert self.left is not None
+        assert self.border is not None
         at_border = self.ties()
         kept = at_border & (np.cumsum(at_border) <= stay)
         self.left &= (self.keys > np.uint32(self.border.prefix)) | kept

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -33,7 +35,7 @@ GREEDY = SamplingParams(temperature=0)
 
 
 def north(moe: MoEMLP | None = None, norm: Norm = Norm.RMS, window: int = WINDOW) -> ModelConfig:
-    """North's shape, scaled down: parallel blocks, a dense first layer, a sliding one, one without positions."""
+    """North's shape, scaled down: a dense first layer, a sliding one, one without positions."""
     routed = moe or MoEMLP(width=32, experts=6, top_k=2)
     return ModelConfig(
         family="cohere2_moe",
@@ -65,8 +67,18 @@ def llama() -> ModelConfig:
     )
 
 
-@cache
+def sequential() -> ModelConfig:
+    """North's layers in sequential blocks: a plan in which fewer waits follow from others."""
+    return replace(north(), parallel_block=False)
+
+
 def model_of(config: ModelConfig, dtype: torch.dtype = torch.float32) -> Model:
+    """The same object every time, so that a test can change its weights, for a config of its own."""
+    return _model(config, dtype)
+
+
+@cache
+def _model(config: ModelConfig, dtype: torch.dtype) -> Model:
     return synthetic_model(config, seed=3, dtype=dtype)
 
 
@@ -77,19 +89,35 @@ class History:
     tokens: list[int]
     tables: dict[KVGroup, list[int]]
 
-    def row(self, slot: int, params: SamplingParams = GREEDY, *, seed: int = 0, **more: object) -> LaunchRow:
+    def row(
+        self,
+        slot: int,
+        params: SamplingParams = GREEDY,
+        *,
+        seed: int = 0,
+        allowed: npt.NDArray[np.bool_] | None = None,
+    ) -> LaunchRow:
+        """Its last token as a row; the second half of the tokens counts as output."""
         at = len(self.tokens) - 1
-        values = {"slot": slot, "token": self.tokens[at], "position": at, "tables": self.tables}
-        history = {"prompt": self.tokens[: at // 2], "output": self.tokens[at // 2 :]}
-        return LaunchRow(**values | history | {"params": params, "seed": seed} | more)  # type: ignore[arg-type]
+        return LaunchRow(
+            slot=slot,
+            token=self.tokens[at],
+            position=at,
+            tables=self.tables,
+            params=params,
+            seed=seed,
+            prompt=self.tokens[: at // 2],
+            output=self.tokens[at // 2 :],
+            allowed=allowed,
+        )
 
 
 @dataclass
 class World:
     """A model with sequences of given lengths, all in one cache whose blocks are dealt out at random.
 
-    `cache` is the model's. `poisoned` makes a copy for an oracle, in which all that no token was written to is
-    NaN: other sequences' leftovers cannot hide there.
+    `cache` is the model's. `poisoned` makes a copy for an oracle, in which all that no token was written to
+    is NaN.
     """
 
     config: ModelConfig
@@ -146,15 +174,15 @@ class World:
         plan = plan_of(self.config, rows, sms)
         return self.oracle_of(plan, order=order, rounding=rounding)
 
-    def oracle_of(self, plan: Plan, *, order: Order | None = None, rounding: Rounding | None = None) -> Oracle:
+    def oracle_of(
+        self, plan: Plan, *, order: Order | None = None, rounding: Rounding | None = None
+    ) -> Oracle:
         exact = Rounding.FLOAT32 if self.dtype == torch.float32 else Rounding.BFLOAT16
-        return Oracle(
-            plan, weights_of(self.model), self.poisoned(), rounding=rounding or exact, order=order
-        )
+        return Oracle(plan, weights_of(self.model), self.poisoned(), rounding=rounding or exact, order=order)
 
-    def rows(self, params: SamplingParams = GREEDY, **more: object) -> list[LaunchRow]:
+    def rows(self, params: SamplingParams = GREEDY) -> list[LaunchRow]:
         """A row for each sequence."""
-        return [sequence.row(slot, params, **more) for slot, sequence in enumerate(self.sequences)]
+        return [sequence.row(slot, params) for slot, sequence in enumerate(self.sequences)]
 
     def logits(self, rows: Sequence[LaunchRow]) -> Tensor:
         """What the PyTorch model says of these rows; writes their KV into its own cache."""

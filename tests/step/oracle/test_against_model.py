@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 
@@ -28,7 +29,7 @@ MODELS = {
 }
 
 
-def close(found: np.ndarray, wanted: torch.Tensor) -> None:  # type: ignore[type-arg]
+def close(found: npt.NDArray[np.float32], wanted: torch.Tensor) -> None:
     """Equal but for the order of float32 sums."""
     np.testing.assert_allclose(found, wanted.numpy(), atol=2e-5, rtol=2e-5)
 

@@ -41,7 +41,9 @@ class Twin:
 def descriptor_waits(task: Task, _loaded: object = None) -> list[Target]:
     """The waits that the descriptor names."""
     pairs = ((Field.WAIT_COUNTER, Field.WAIT_ARRIVALS), (Field.SECOND_COUNTER, Field.SECOND_ARRIVALS))
-    return [Target(task[counter], task.epoch * task[arrivals]) for counter, arrivals in pairs if task[counter]]
+    return [
+        Target(task[counter], task.epoch * task[arrivals]) for counter, arrivals in pairs if task[counter]
+    ]
 
 
 def _plain(run: Callable[[Task], None]) -> Twin:
@@ -62,7 +64,9 @@ TWINS: dict[Opcode, Twin] = {
     Opcode.LM_HEAD: _plain(lm_head),
     Opcode.SAMPLE_STATS: _plain(sample_stats),
     Opcode.SAMPLE_SELECT: Twin(
-        lambda task, _: select_twin.sample_select(task), lambda task: None, lambda task, _: select_twin.waits(task)
+        lambda task, _: select_twin.sample_select(task),
+        lambda task: None,
+        lambda task, _: select_twin.waits(task),
     ),
     Opcode.SAMPLE_PICK: _plain(sample_pick),
     Opcode.SAMPLE_COMMIT: _plain(sample_commit),

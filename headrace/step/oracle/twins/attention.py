@@ -73,9 +73,7 @@ def attend(task: Task, one: Fetched) -> Floats:
     sizes, states = task.sizes, task.all_states()
     state = states.active()[one.item.row]
     head, group, dim = one.item.kv_head, sizes.group, sizes.head_dim
-    new = {
-        position: row for position, row in states.writers(state.row.slot).items() if position <= state.position
-    }
+    new = states.writers(state.row.slot, upto=state.position)
     qkv = task.read_rows(
         Buffer.QKV, slice(head * sizes.qkv_tiles, (head + 1) * sizes.qkv_tiles), list(range(sizes.rows))
     ).reshape(sizes.rows, group + 2, dim)

@@ -38,5 +38,3 @@ def merge(records: Floats, member: int, task: Task) -> Floats:
         output = output + scales[chunk] * outputs[chunk]
         total = total + scales[chunk] * sums[chunk]
     return np.asarray(output / total, dtype=np.float32)
-
-

@@ -36,5 +36,3 @@ def hidden_tiles(k: int, number: int) -> slice:
     """Tiles of HIDDEN that the active expert of that number fills, k wide."""
     tiles = k // TILE_ROWS
     return slice(number * tiles, (number + 1) * tiles)
-
-

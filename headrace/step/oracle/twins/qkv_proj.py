@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from headrace.step.isa import TILE_ROWS, Buffer, Field, Pairing
 from headrace.step.oracle.arithmetic import Floats, dot, turned
@@ -48,7 +49,7 @@ def destinations(task: Task) -> Destinations:
     return Destinations(elements, order, elements[order][::TILE_ROWS] // TILE_ROWS)
 
 
-def _is_value(task: Task, stored: Tiles) -> np.ndarray:  # type: ignore[type-arg]
+def _is_value(task: Task, stored: Tiles) -> npt.NDArray[np.bool_]:
     head = stored // task.sizes.head_dim % (task.sizes.group + 2)
     return np.asarray(head == task.sizes.group + 1)
 

@@ -39,10 +39,13 @@ def expert_weights(task: Task, choice: dict[int, list[int]]) -> dict[int, Floats
     """The weight of each of a row's experts, in the order of `choice`."""
     rows = list(choice)
     logits = read_logits(task, rows)
-    weights = {
-        row: sigmoid(own[choice[row]]) for row, own in zip(rows, logits, strict=True)
-    }
+    weights = {row: sigmoid(own[choice[row]]) for row, own in zip(rows, logits, strict=True)}
     if task[Field.FLAGS] & Flag.NORMALIZE:
-        tiny = np.finfo(np.float32).tiny  # only keeps 0 / 0 out
-        weights = {row: values / np.maximum(fold(values), tiny) for row, values in weights.items()}
+        weights = {row: _shares(values) for row, values in weights.items()}
     return weights
+
+
+def _shares(weights: Floats) -> Floats:
+    """Divided by their sum; the smallest float32 only keeps 0 / 0 out."""
+    total = np.maximum(fold(weights), np.finfo(np.float32).tiny, dtype=np.float32)
+    return np.asarray(weights / total, dtype=np.float32)

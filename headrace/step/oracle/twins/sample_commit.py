@@ -46,15 +46,14 @@ def reduced(task: Task, row: int, candidates: Array, logprobs: int | None) -> Sa
     token = int(winner["token"])
     if logprobs is None:
         return Sampled(token)
-    largest = float(stats["largest"].max())
-    total = sum(
-        float(one["sum"]) * math.exp(float(one["largest"]) - largest) for one in stats if one["token"] != NO_TOKEN
-    )
+    present = [one for one in stats if one["token"] != NO_TOKEN]
+    largest = max(float(one["largest"]) for one in present)
+    total = sum(float(one["sum"]) * math.exp(float(one["largest"]) - largest) for one in present)
     base = largest + math.log(total)
-    top = candidates["top"].reshape(-1)
-    top = sorted((-float(one["raw"]), int(one["token"])) for one in top if one["token"] != NO_TOKEN)
-    listed = tuple((number, -negated - base) for negated, number in top[:logprobs])
-    return Sampled(token, TokenLogprobs(token, float(winner["raw"]) - base, listed))
+    offered = candidates["top"].reshape(-1)
+    best = sorted((-float(one["raw"]), int(one["token"])) for one in offered if one["token"] != NO_TOKEN)
+    top = tuple((number, -negated - base) for negated, number in best[:logprobs])
+    return Sampled(token, TokenLogprobs(token, float(winner["raw"]) - base, top))
 
 
 def _clear(task: Task) -> None:

@@ -68,7 +68,8 @@ def pick(task: Task, row: int, state: RowState, selection: Selection) -> tuple[i
         cut(task, row, selection, TOP_P)
     elif cuts_top_k(params, task.sizes.vocabulary):
         cut(task, row, selection, TOP_K)
-    assert selection.left is not None and selection.scores is not None
+    assert selection.left is not None
+    assert selection.scores is not None
     if params.min_p > 0.0:
         selection.left &= selection.scores >= np.float32(math.log(params.min_p))
     places = np.flatnonzero(selection.left & (selection.scores > -np.inf))

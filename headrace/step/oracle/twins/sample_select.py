@@ -8,6 +8,7 @@ from headrace.model.sampling import SamplingParams
 from headrace.step.isa import DIGITS, Buffer, Field, Round
 from headrace.step.oracle.clocks import Target
 from headrace.step.oracle.core import Task
+from headrace.step.oracle.errors import HazardError
 from headrace.step.oracle.selection import Border, Selection
 from headrace.step.oracle.twins.sample_stats import best_of, read_stats
 
@@ -79,9 +80,7 @@ def begin(task: Task, row: int, selection: Selection, params: SamplingParams, ki
     selection.weigh()
 
 
-def settle(
-    task: Task, row: int, selection: Selection, params: SamplingParams, kind: int, digit: int
-) -> None:
+def settle(task: Task, row: int, selection: Selection, params: SamplingParams, kind: int, digit: int) -> None:
     """Find a digit from the histogram of the round before."""
     assert selection.border is not None
     histogram = task.read(Buffer.HISTOGRAM, (kind * DIGITS + digit, row))
@@ -89,7 +88,11 @@ def settle(
         total = sum(int(weight) for weight in histogram)
         numerator, denominator = params.top_p.as_integer_ratio()
         selection.border.needed = -(-total * numerator // denominator)  # rounded up
-    selection.border.settle(histogram)
+    try:
+        selection.border.settle(histogram)
+    except ValueError as error:
+        place = f"HISTOGRAM[{kind * DIGITS + digit}, {row}]"
+        raise HazardError(f"{task} reads what not all SMs have added to: {place} {error}") from error
 
 
 def cut(task: Task, row: int, selection: Selection, kind: int) -> None:

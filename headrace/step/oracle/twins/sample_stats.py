@@ -13,7 +13,8 @@ from headrace.step.oracle.selection import Selection, adjusted
 
 STAT = np.dtype(
     [
-        ("largest", "<f4"), ("best", "<f4"), ("token", "<i4"), ("zero", "<i4"), ("sum", "<f8"), ("zeros", "<i4", 2),
+        ("largest", "<f4"), ("best", "<f4"), ("token", "<i4"), ("zero", "<i4"),
+        ("sum", "<f8"), ("zeros", "<i4", 2),
     ]
 )  # fmt: skip
 assert STAT.itemsize == STAT_WORDS * 4
@@ -33,7 +34,7 @@ def sample_stats(task: Task) -> None:
         if len(ids):
             largest = raw.max()
             with np.errstate(invalid="ignore"):
-                record["sum"] = np.exp((raw - largest).astype(np.float64)).sum()
+                record["sum"] = np.exp(raw.astype(np.float64) - np.float64(largest)).sum()
             record["largest"] = largest
             place = int(selection.adjusted.argmax())
             record["best"], record["token"] = selection.adjusted[place], ids[place]
