@@ -20,7 +20,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from headrace.engine.async_engine import AsyncEngine
-from headrace.engine.build import EngineOptions, build_engine
+from headrace.engine.build import build_engine
+from headrace.engine.options import EngineOptions
 from headrace.engine.request import FinishReason, Output, QueueFullError, Request
 from headrace.load import Loaded, load
 from headrace.model.progress import Progress
@@ -106,7 +107,6 @@ class LLM:
     def _attach(self, loaded: Loaded, engine: AsyncEngine) -> None:
         self.name = loaded.name
         self.tokenizer = loaded.tokenizer
-        self._vocab_size = loaded.model.config.vocab_size
         self._engine = engine
 
     def generate(
@@ -175,11 +175,7 @@ class LLM:
         self.close()
 
     def _tokens(self, prompt: Prompt) -> list[int]:
-        tokens = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
-        for token in tokens:
-            if not 0 <= token < self._vocab_size:
-                raise ValueError(f"token {token} is outside the model's vocabulary of {self._vocab_size}")
-        return tokens
+        return self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
 
     def _run(
         self, prompts: Sequence[list[int]], params: SamplingParams | Sequence[SamplingParams] | None

@@ -21,7 +21,7 @@ from headrace.cli.chat import _speak
 from headrace.cli.info import HOPPER, Machine, _verdict, size
 from headrace.cli.options import EngineFlags, parse_size
 from headrace.client import Client, Piece
-from headrace.engine.build import EngineOptions
+from headrace.engine.options import EngineOptions
 from tests.server.scripted import REPLY, Scripted, scripted_server
 
 SYNTHETIC = ["--synthetic", "north-micro-shape", "--max-context", "1024", "--max-sequences", "2"]

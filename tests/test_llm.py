@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from headrace import LLM, SamplingParams
-from headrace.engine.build import OptionError
-from headrace.engine.request import ContextLengthError
+from headrace.engine.options import OptionError
+from headrace.engine.request import ContextLengthError, PromptError
 from headrace.llm import GenerationError, Prompt, Usage
 from headrace.load import Loaded, SourceError
 from headrace.model.tokenizer import Tokenizer
@@ -91,7 +91,7 @@ def test_leaving_a_stream_cancels_it(llm: LLM) -> None:
 def test_bad_prompts(llm: LLM) -> None:
     with pytest.raises(ContextLengthError):
         llm.generate(["hi", "x" * CONTEXT])
-    with pytest.raises(ValueError, match=f"token {VOCABULARY} is outside"):
+    with pytest.raises(PromptError, match=f"give ids from 0 to {VOCABULARY - 1}"):
         llm.generate([VOCABULARY])
     assert [each.text for each in llm.generate("say {x}")] == ["x"]
 

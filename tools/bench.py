@@ -21,14 +21,15 @@ from pathlib import Path
 import torch
 
 from headrace import LLM, SamplingParams
-from headrace.engine.build import EngineOptions, assemble_engine
+from headrace.engine.build import assemble_engine
 from headrace.engine.engine import Engine
 from headrace.engine.null_backend import NullBackend
+from headrace.engine.options import EngineOptions
 from headrace.engine.request import Output
 from headrace.load import resolve
 from headrace.model.config import KVGroup
 from headrace.model.kv import blocks_for
-from headrace.model.synthetic import PRESETS
+from headrace.model.presets import PRESETS
 from headrace.model.tokenizer import Tokenizer
 
 RESULTS = Path(__file__).resolve().parent.parent / "benchmarks" / "results"

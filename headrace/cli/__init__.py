@@ -12,6 +12,7 @@ from headrace.cli.console import out
 from headrace.cli.generate import generate
 from headrace.cli.info import info
 from headrace.cli.options import command
+from headrace.cli.plan import plan_app
 from headrace.cli.serve import serve
 
 app = typer.Typer(
@@ -23,6 +24,7 @@ app = typer.Typer(
 )
 for each in (serve, chat, generate, info):
     command(app)(each)
+app.add_typer(plan_app, name="plan")
 
 
 def _print_version(asked: bool) -> None:

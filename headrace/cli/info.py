@@ -11,6 +11,7 @@ from rich.table import Table
 
 from headrace.cli import console
 from headrace.cli.options import ModelFlags
+from headrace.engine.options import EngineOptions
 
 if TYPE_CHECKING:
     import torch
@@ -110,7 +111,6 @@ def _about_model(name: str, config: ModelConfig, dtype: torch.dtype, tokens: int
 
 
 def _about_machine(machine: Machine, config: ModelConfig, dtype: torch.dtype, tokens: int) -> Table:
-    from headrace.engine.build import DECODE_BACKENDS
     from headrace.model import memory
 
     needed = memory.weight_bytes(config, dtype) + memory.kv_bytes(config, tokens, dtype)
@@ -118,7 +118,7 @@ def _about_machine(machine: Machine, config: ModelConfig, dtype: torch.dtype, to
     table.add_row("Device", machine.name)
     table.add_row("Memory", f"{size(machine.memory)}, {size(machine.free)} free")
     table.add_row("Hopper GPU", "yes" if machine.is_hopper else "no")
-    table.add_row("Decode backend", DECODE_BACKENDS[0])
+    table.add_row("Decode backend", EngineOptions.decode)
     table.add_row("Needed", f"{size(needed)} for the weights and one sequence of {tokens:,} tokens")
     table.add_row("Runs here", _verdict(machine, needed, memory.weight_bytes(config, dtype)))
     return table

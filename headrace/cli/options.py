@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 import typer
 
 from headrace.cli.console import RefusedError, configure_logging, progress_bars, refuse
+from headrace.engine.options import DECODE_BACKENDS, EngineOptions
 from headrace.model.sampling import SamplingParams
 
 if TYPE_CHECKING:
     from headrace.engine.async_engine import AsyncEngine
-    from headrace.engine.build import EngineOptions
     from headrace.load import Loaded
 
 REFUSED = 2  # the exit code for what cannot be done, as for wrong usage
@@ -73,7 +73,7 @@ class ModelFlags:
 
 @dataclass(frozen=True, kw_only=True)
 class EngineFlags:
-    """How the engine is sized. The defaults are those of EngineOptions."""
+    """How the engine is sized."""
 
     max_context: Annotated[
         int | None,
@@ -82,8 +82,12 @@ class EngineFlags:
             show_default=False,
         ),
     ] = None
-    max_sequences: Annotated[int, typer.Option(help="Sequences that run at the same time.")] = 16
-    prefill_chunk: Annotated[int, typer.Option(help="Tokens of prompts taken in by one step.")] = 512
+    max_sequences: Annotated[int, typer.Option(help="Sequences that run at the same time.")] = (
+        EngineOptions.max_sequences
+    )
+    prefill_chunk: Annotated[int, typer.Option(help="Tokens of prompts taken in by one step.")] = (
+        EngineOptions.prefill_chunk
+    )
     kv_memory: Annotated[
         str | None,
         typer.Option(
@@ -92,13 +96,15 @@ class EngineFlags:
             show_default=False,
         ),
     ] = None
-    queue: Annotated[int, typer.Option(help="Requests that may wait; more are told to come back.")] = 256
-    decode: Annotated[str, typer.Option(metavar="BACKEND", help="What decodes: torch.")] = "torch"
+    queue: Annotated[int, typer.Option(help="Requests that may wait; more are told to come back.")] = (
+        EngineOptions.queue
+    )
+    decode: Annotated[
+        str, typer.Option(metavar="BACKEND", help=f"What decodes: {', '.join(DECODE_BACKENDS)}.")
+    ] = EngineOptions.decode
 
     def options(self) -> EngineOptions:
         """Raises OptionError for what cannot work."""
-        from headrace.engine.build import EngineOptions
-
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return EngineOptions(**values | {"kv_memory": parse_size(self.kv_memory)})
 
@@ -213,7 +219,7 @@ def _refusals() -> tuple[type[Exception], ...]:
     places = {
         "headrace.cli.console": ("RefusedError",),
         "headrace.client": ("ServerError",),
-        "headrace.engine.build": ("OptionError",),
+        "headrace.engine.options": ("OptionError",),
         "headrace.engine.request": ("EngineError",),
         "headrace.llm": ("GenerationError",),
         "headrace.load": ("SourceError",),

@@ -1,22 +1,16 @@
-"""The engine on a thread of its own, for callers on other threads and in event loops."""
+"""The engine on a thread of its own."""
 
 from __future__ import annotations
 
-import asyncio
-import collections
 import logging
 import threading
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 
 from headrace.engine.engine import Engine, EngineState
-from headrace.engine.request import EngineError, Output, OutputSink, Request
+from headrace.engine.request import OutputSink, Request
 from headrace.model.sampling import SamplingParams
 
 logger = logging.getLogger(__name__)
-
-
-class EngineDeadError(EngineError):
-    """The engine's thread has ended, by an error or because it was closed; the server must be restarted."""
 
 
 class AsyncEngine:
@@ -58,7 +52,6 @@ class AsyncEngine:
 
     def submit(self, prompt: Sequence[int], params: SamplingParams, sink: OutputSink) -> Request:
         """Queue a request; `sink` gets its outputs on the engine's thread. Raises EngineError."""
-        self._require_alive()
         request = self._engine.submit(prompt, params, sink)
         self._notify()
         return request
@@ -68,31 +61,10 @@ class AsyncEngine:
         self._engine.cancel(request)
         self._notify()
 
-    async def generate(self, prompt: Sequence[int], params: SamplingParams) -> AsyncIterator[Output]:
-        """The request's outputs as they come. Leaving the iteration early cancels the request.
-
-        Raises EngineError before the first output if the request cannot be taken.
-        """
-        queue: asyncio.Queue[Output] = asyncio.Queue()
-        mailbox = Mailbox(asyncio.get_running_loop(), queue)
-        request = self.submit(prompt, params, mailbox.post)
-        try:
-            while True:
-                output = await queue.get()
-                yield output
-                if output.finish_reason is not None:
-                    return
-        finally:
-            self.cancel(request)
-
     def _notify(self) -> None:
         with self._wake:
             self._work = True
             self._wake.notify()
-
-    def _require_alive(self) -> None:
-        if not self.alive or self._closed:
-            raise EngineDeadError(self.error or "the engine is not running")
 
     def _loop(self) -> None:
         try:
@@ -113,26 +85,3 @@ class AsyncEngine:
                 self._wake.wait()
             self._work = False
             return not self._closed
-
-
-class Mailbox:
-    """Carries outputs from the engine's thread into an event loop, with one wake-up for all that wait."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, queue: asyncio.Queue[Output]) -> None:
-        self._loop = loop
-        self._queue = queue
-        self._pending: collections.deque[Output] = collections.deque()
-
-    def post(self, output: Output) -> None:
-        """Called on the engine's thread."""
-        first = not self._pending
-        self._pending.append(output)
-        if first:
-            try:
-                self._loop.call_soon_threadsafe(self._deliver)
-            except RuntimeError:  # the loop has closed: nobody listens any more
-                self._pending.clear()
-
-    def _deliver(self) -> None:
-        while self._pending:
-            self._queue.put_nowait(self._pending.popleft())

@@ -4,63 +4,19 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import torch
 
 from headrace.engine.backend import DecodeBackend, Prefiller
 from headrace.engine.blocks import BlockManager
 from headrace.engine.engine import Engine
+from headrace.engine.options import EngineOptions, OptionError
 from headrace.engine.scheduler import Scheduler
 from headrace.engine.torch_backend import TorchBackend
 from headrace.model.config import KVGroup, ModelConfig
 from headrace.model.kv import BLOCK_TOKENS, KVCache, block_bytes, blocks_for
 from headrace.model.tokenizer import Tokenizer
 from headrace.model.transformer import Model
-
-DECODE_BACKENDS = ("torch",)
-
-
-class OptionError(ValueError):
-    """An engine option that cannot work; `option` names it, the message says what to do."""
-
-    def __init__(self, option: str, message: str) -> None:
-        super().__init__(f"{option}: {message}")
-        self.option = option
-
-
-@dataclass(frozen=True, kw_only=True)
-class EngineOptions:
-    """How an engine is sized.
-
-    max_sequences   sequences that run at the same time; further ones wait
-    max_context     tokens of prompt and answer together; None: what the model and the pool allow
-    prefill_chunk   tokens of prompts that one step takes in
-    kv_memory       bytes of the KV pool; None: as much as is free, but not more than could be used
-    queue           requests that may wait
-    steps           decode steps that one call of the backend may take
-    decode          which backend decodes: one of DECODE_BACKENDS
-
-    Raises OptionError for a value that no model could be run with.
-    """
-
-    max_sequences: int = 16
-    max_context: int | None = None
-    prefill_chunk: int = 512
-    kv_memory: int | None = None
-    queue: int = 256
-    steps: int = 16
-    decode: str = "torch"
-
-    def __post_init__(self) -> None:
-        for option in ("max_sequences", "prefill_chunk", "queue", "steps"):
-            if getattr(self, option) < 1:
-                raise OptionError(option, f"is {getattr(self, option)}; give a number from 1 up")
-        if self.max_context is not None and self.max_context < 2:
-            raise OptionError("max_context", f"is {self.max_context}; a prompt and an answer need 2 tokens")
-        if self.decode not in DECODE_BACKENDS:
-            known = ", ".join(DECODE_BACKENDS)
-            raise OptionError("decode", f"{self.decode!r} is not a backend; choose one of: {known}")
 
 
 def build_engine(model: Model, tokenizer: Tokenizer, options: EngineOptions) -> Engine:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from headrace.engine.backend import DecodeBackend, Prefiller
 from headrace.engine.request import (
     ContextLengthError,
+    EngineDeadError,
     FinishReason,
     Output,
     OutputSink,
@@ -62,7 +63,8 @@ class Engine:
         self._scheduler = scheduler
         self._tokenizer = tokenizer
         self._queue = queue
-        self._lock = threading.Lock()  # guards the two inboxes
+        self._lock = threading.Lock()  # guards the inboxes and what stops them
+        self._dead: str | None = None
         self._arrived: collections.deque[Sequence] = collections.deque()
         self._cancelled: set[Request] = set()
         self._live: dict[Request, Sequence] = {}
@@ -74,7 +76,7 @@ class Engine:
         """Queue a request.
 
         Raises PromptError or ParameterError for what the model cannot be given, ContextLengthError for what
-        does not fit into the context, QueueFullError if too many wait.
+        does not fit into the context, QueueFullError if too many wait, EngineDeadError after `fail`.
         """
         request = self._make_request(prompt, params, sink)
         sequence = Sequence(
@@ -83,6 +85,8 @@ class Engine:
             assembler=TextAssembler(self._tokenizer.stream(), params.stop),
         )
         with self._lock:
+            if self._dead is not None:
+                raise EngineDeadError(self._dead)
             if len(self._arrived) + len(self._scheduler.waiting) >= self._queue + self._scheduler.free_slots:
                 raise QueueFullError(f"{self._queue} requests are waiting already; try again later")
             self._arrived.append(sequence)
@@ -166,6 +170,7 @@ class Engine:
     def fail(self, message: str) -> None:
         """End every request with an error; the engine is of no use afterwards."""
         with self._lock:
+            self._dead = message
             sequences = [*self._live.values(), *self._arrived]
             self._arrived.clear()
         for sequence in sequences:

@@ -29,6 +29,10 @@ class QueueFullError(EngineError):
     """As many requests wait as the queue holds: try again later."""
 
 
+class EngineDeadError(EngineError):
+    """The engine has ended, by an error or because it was closed; the message says which."""
+
+
 class PromptError(EngineError):
     """The prompt cannot be fed: it is empty, or holds ids that are no tokens."""
 

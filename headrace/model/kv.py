@@ -25,6 +25,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -52,10 +53,10 @@ class KVCache:
     ) -> None:
         self.blocks = dict(blocks)
         self.pages = [
-            torch.zeros(
+            zeros(
                 (self.blocks[layer.group], config.num_kv_heads, 2, BLOCK_TOKENS * config.head_dim),
-                dtype=dtype,
-                device=device,
+                dtype,
+                torch.device(device),
             )
             for layer in config.layers
         ]
@@ -73,6 +74,16 @@ class KVCache:
         pages = self.pages[layer][blocks]  # [..., n, heads, 2, page]
         k, v = keys_of(pages[..., 0, :]), values_of(pages[..., 1, :])  # [..., n, heads, tokens, dim]
         return k.movedim(-3, -2).flatten(-4, -3), v.movedim(-3, -2).flatten(-4, -3)
+
+
+def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros that, on a CPU, take memory only once they are written.
+
+    A pool is sized for the most that could be used; torch.zeros would touch all of it at the start.
+    """
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    return torch.from_numpy(np.zeros((*shape, dtype.itemsize), dtype=np.uint8)).view(dtype).squeeze(-1)
 
 
 def keys_of(pages: Tensor) -> Tensor:

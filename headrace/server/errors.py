@@ -13,7 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from headrace.engine.request import ContextLengthError, EngineError, QueueFullError
+from headrace.engine.request import ContextLengthError, EngineError, PromptError, QueueFullError
 from headrace.model.sampling import ParameterError
 from headrace.server.disconnect import ClientGoneError
 
@@ -66,6 +66,8 @@ def from_exception(error: Exception, *, prompt_param: str | None = None) -> ApiE
             return error
         case ContextLengthError():
             return bad_request(str(error), param=prompt_param, code="context_length_exceeded")
+        case PromptError():
+            return bad_request(f"{prompt_param}: {error}" if prompt_param else str(error), param=prompt_param)
         case QueueFullError():
             headers = {"Retry-After": str(RETRY_AFTER_SECONDS)}
             return ApiError(429, str(error), code="queue_full", headers=headers)

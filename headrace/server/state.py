@@ -51,12 +51,8 @@ class ServerState:
 
         Raises ApiError; `param` is the field that the prompts came in.
         """
-        for prompt in prompts:
-            if not prompt:
-                raise bad_request(f"{param}: has no tokens; give at least one", param=param)
         jobs = [(prompt, params) for prompt in prompts for params in choices]
         try:
-            choices[0].check_vocabulary(self.vocab_size)
             return Generation(self.engine, jobs)
         except Exception as error:
             raise from_exception(error, prompt_param=param) from error

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections.abc import Iterator, Sequence
 
 import pytest
 
-from headrace.engine.async_engine import AsyncEngine, EngineDeadError
-from headrace.engine.request import FinishReason, Output
+from headrace.engine.async_engine import AsyncEngine
+from headrace.engine.request import EngineDeadError, FinishReason, Output
 from headrace.model.batch import Span
 from headrace.model.config import KVGroup
 from headrace.model.sampling import SamplingParams
@@ -27,39 +26,44 @@ def engine() -> Iterator[AsyncEngine]:
     engine.close()
 
 
-async def tokens_of(engine: AsyncEngine, number: int, params: SamplingParams) -> list[int]:
-    outputs = [output async for output in engine.generate(prompt_of(number, 10), params)]
-    assert outputs[-1].finish_reason is FinishReason.LENGTH
-    return [token for output in outputs for token in output.token_ids]
+class Sink:
+    """Keeps a request's outputs and tells when the last has come."""
+
+    def __init__(self) -> None:
+        self.outputs: list[Output] = []
+        self.done = threading.Event()
+
+    def __call__(self, output: Output) -> None:
+        self.outputs.append(output)
+        if output.finish_reason is not None:
+            self.done.set()
 
 
-def test_many_streams_at_once(engine: AsyncEngine) -> None:
-    async def main() -> list[list[int]]:
-        params = SamplingParams(max_tokens=50)
-        return await asyncio.gather(*(tokens_of(engine, number, params) for number in range(1, 9)))
-
-    for number, tokens in enumerate(asyncio.run(main()), start=1):
+def test_many_requests_from_many_threads(engine: AsyncEngine) -> None:
+    sinks = {number: Sink() for number in range(1, 9)}
+    threads = [
+        threading.Thread(
+            target=engine.submit, args=(prompt_of(number, 10), SamplingParams(max_tokens=50), sink)
+        )
+        for number, sink in sinks.items()
+    ]
+    for thread in threads:
+        thread.start()
+    for number, sink in sinks.items():
+        assert sink.done.wait(10)
+        tokens = [token for output in sink.outputs for token in output.token_ids]
         assert tokens == [number * STRIDE + position for position in range(10, 60)]
 
 
-async def idle(engine: AsyncEngine) -> bool:
-    """Whether the engine comes to rest within five seconds."""
-    for _ in range(500):
-        if engine.state.running == engine.state.waiting == 0:
-            return True
-        await asyncio.sleep(0.01)
-    return False
-
-
-def test_leaving_early_cancels(engine: AsyncEngine) -> None:
-    async def main() -> None:
-        stream = engine.generate(prompt_of(1, 10), SamplingParams())
-        async for _ in stream:
-            break
-        await stream.aclose()  # type: ignore[attr-defined]
-        assert await idle(engine)
-
-    asyncio.run(main())
+def test_cancelling_from_another_thread(engine: AsyncEngine) -> None:
+    sink = Sink()
+    engine.cancel(engine.submit(prompt_of(1, 10), SamplingParams(), sink))
+    assert sink.done.wait(5)
+    assert sink.outputs[-1].finish_reason in (FinishReason.CANCELLED, FinishReason.LENGTH)
+    last = Sink()
+    engine.submit(prompt_of(2, 10), SamplingParams(max_tokens=1), last)
+    assert last.done.wait(5)
+    engine.close()
     assert engine.state.free_blocks == {"full": 32}
 
 

@@ -11,7 +11,14 @@ from headrace.engine.backend import DecodeRow, Interrupt
 from headrace.engine.blocks import BlockManager
 from headrace.engine.engine import Engine
 from headrace.engine.null_backend import NullBackend
-from headrace.engine.request import ContextLengthError, FinishReason, Output, PromptError, QueueFullError
+from headrace.engine.request import (
+    ContextLengthError,
+    EngineDeadError,
+    FinishReason,
+    Output,
+    PromptError,
+    QueueFullError,
+)
 from headrace.engine.scheduler import Scheduler
 from headrace.model.config import KVGroup
 from headrace.model.sampler import Sampled
@@ -204,6 +211,8 @@ def test_failure_ends_every_request_with_an_error() -> None:
     submit(engine, client, 2, 5)
     engine.fail("the device is gone")
     assert client.reasons == {1: FinishReason.ERROR, 2: FinishReason.ERROR}
+    with pytest.raises(EngineDeadError, match="the device is gone"):
+        submit(engine, client, 3, 5)
 
 
 def test_seeds() -> None:

@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from headrace.engine.backend import DecodeRow
-from headrace.engine.build import EngineOptions, build_engine
+from headrace.engine.build import build_engine
 from headrace.engine.engine import Engine
+from headrace.engine.options import EngineOptions
 from headrace.engine.request import FinishReason, Output
 from headrace.engine.torch_backend import TorchBackend
 from headrace.model.batch import Span

@@ -23,7 +23,8 @@ from typing import Any, cast
 
 from headrace.engine.async_engine import AsyncEngine
 from headrace.engine.backend import DecodeRow, Interrupt
-from headrace.engine.build import EngineOptions, assemble_engine
+from headrace.engine.build import assemble_engine
+from headrace.engine.options import EngineOptions
 from headrace.engine.request import Request
 from headrace.load import Loaded
 from headrace.model.batch import Span

@@ -9,7 +9,8 @@ import openai
 import pytest
 
 from headrace.engine.async_engine import AsyncEngine
-from headrace.engine.build import EngineOptions, build_engine
+from headrace.engine.build import build_engine
+from headrace.engine.options import EngineOptions
 from headrace.load import load
 from tests.server.scripted import serving
 

@@ -1,0 +1,124 @@
+"""`headrace plan`: a decode step's plan, to look at and to check."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.table import Table
+
+from headrace.cli import console
+from headrace.cli.options import command
+
+if TYPE_CHECKING:
+    from headrace.model.config import ModelConfig
+    from headrace.step.plan import Plan
+
+plan_app = typer.Typer(help="Look at the plan of a decode step, and check it.", no_args_is_help=True)
+
+UNSOUND = 1  # the exit code for a plan with faults
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanFlags:
+    """Which plan."""
+
+    model: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="MODEL",
+            help="A Hugging Face folder, a .gguf file, or one of: smollm2, north-micro.",
+            show_default=False,
+        ),
+    ] = None
+    synthetic: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help="The shape of NAME (such as north-mini-code) alone.", show_default=False
+        ),
+    ] = None
+    rows: Annotated[int, typer.Option(help="Rows that a step can have: 1, 2, 4, 8 or 16.")] = 1
+    sms: Annotated[int, typer.Option(help="Multiprocessors that share the work: an H200 has 132.")] = 132
+
+    def build(self) -> Plan:
+        """Only the model's configuration is read. Raises PlanError where there is no plan."""
+        from headrace.step.planner import build_plan
+
+        return build_plan(self.config(), rows=self.rows, sms=self.sms)
+
+    def config(self) -> ModelConfig:
+        from headrace.load import resolve
+        from headrace.model.checkpoint import read_config
+        from headrace.model.presets import PRESETS
+        from headrace.model.synthetic import preset
+
+        if self.synthetic is not None and self.model is None:
+            return preset(self.synthetic)
+        if self.model is None or self.synthetic is not None:
+            raise console.RefusedError(
+                f"give either a MODEL or --synthetic with one of: {', '.join(PRESETS)}"
+            )
+        return read_config(resolve(self.model))
+
+
+def show(
+    flags: PlanFlags,
+    sm: Annotated[int | None, typer.Option(help="List the tasks of this SM.", show_default=False)] = None,
+    layer: Annotated[
+        int | None, typer.Option(help="List tasks of this layer only.", show_default=False)
+    ] = None,
+) -> None:
+    """Print a plan's figures, or the tasks of one of its SMs.
+
+    Example: headrace plan show --synthetic north-mini-code --sm 0 --layer 3
+    """
+    from headrace.step.text import listing
+
+    plan = flags.build()
+    if sm is None and layer is None:
+        console.out.print(_figures(plan))
+        return
+    sm = sm or 0
+    if not 0 <= sm < plan.sizes.sms:
+        raise console.RefusedError(f"there is no SM {sm}: the plan has SMs 0 to {plan.sizes.sms - 1}")
+    if layer is not None and not 0 <= layer < plan.sizes.layers:
+        raise console.RefusedError(f"there is no layer {layer}: the model has 0 to {plan.sizes.layers - 1}")
+    for line in listing(plan, sm, layer):
+        console.out.print(line, markup=False, soft_wrap=True)
+
+
+def check(flags: PlanFlags) -> None:
+    """Prove that a plan is sound: waits, order, coverage, pages, budgets. Exit code 1 if it is not.
+
+    Example: headrace plan check --synthetic north-mini-code --rows 1 --sms 132
+    """
+    import time
+
+    from headrace.step.checker import check as faults_of
+
+    begun = time.perf_counter()
+    plan = flags.build()
+    built = time.perf_counter()
+    faults = faults_of(plan)
+    checked = time.perf_counter()
+    console.out.print(_figures(plan))
+    for fault in faults:
+        console.out.print(str(fault), markup=False, soft_wrap=True)
+    verdict = f"{len(faults)} faults" if faults else "sound"
+    console.out.print(f"{verdict}; built in {built - begun:.2f} s, checked in {checked - built:.2f} s")
+    if faults:
+        raise typer.Exit(UNSOUND)
+
+
+def _figures(plan: Plan) -> Table:
+    from headrace.step.report import summary
+
+    table = Table("", "", title="Plan", title_justify="left", title_style="bold", show_header=False, box=None)
+    for label, figure in summary(plan).items():
+        table.add_row(label, figure)
+    return table
+
+
+for each in (show, check):
+    command(plan_app)(each)
