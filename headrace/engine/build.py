@@ -11,25 +11,30 @@ from headrace.engine.backend import DecodeBackend, Prefiller
 from headrace.engine.blocks import BlockManager
 from headrace.engine.engine import Engine
 from headrace.engine.options import EngineOptions, OptionError
+from headrace.engine.oracle_backend import OracleBackend
 from headrace.engine.scheduler import Scheduler
 from headrace.engine.torch_backend import TorchBackend
 from headrace.model.config import KVGroup, ModelConfig
 from headrace.model.kv import BLOCK_TOKENS, KVCache, block_bytes, blocks_for
 from headrace.model.tokenizer import Tokenizer
 from headrace.model.transformer import Model
+from headrace.step.errors import PlanError
+from headrace.step.isa import MAX_ROWS
+from headrace.step.sizes import check_model
 
 
 def build_engine(model: Model, tokenizer: Tokenizer, options: EngineOptions) -> Engine:
     """An engine over `model`, its KV pool allocated on the model's device.
 
-    Raises OptionError if the pool that `options` allow cannot hold one sequence.
+    Raises OptionError if the pool that `options` allow cannot hold one sequence, or if the backend that they
+    name cannot run the model.
     """
     parameter = next(model.parameters())
     sizes, max_context = size_pool(
         model.config, options, available=_available_memory(parameter.device), dtype=parameter.dtype
     )
     cache = KVCache(model.config, sizes, dtype=parameter.dtype, device=parameter.device)
-    backend = TorchBackend(model, cache, max_rows=options.max_sequences, max_steps=options.steps)
+    backend = _make_backend(model, cache, options)
     backend.prepare()
     return assemble_engine(
         backend=backend,
@@ -40,6 +45,22 @@ def build_engine(model: Model, tokenizer: Tokenizer, options: EngineOptions) -> 
         max_context=max_context,
         options=options,
     )
+
+
+def _make_backend(model: Model, cache: KVCache, options: EngineOptions) -> TorchBackend | OracleBackend:
+    if options.decode == "torch":
+        return TorchBackend(model, cache, max_rows=options.max_sequences, max_steps=options.steps)
+    if options.max_sequences > MAX_ROWS:
+        raise OptionError(
+            "max_sequences", f"is {options.max_sequences}; the oracle decodes at most {MAX_ROWS} at a time"
+        )
+    if model.device.type != "cpu":
+        raise OptionError("decode", "the oracle runs on a CPU only; run the model there with --device cpu")
+    try:
+        check_model(model.config)
+    except PlanError as error:
+        raise OptionError("decode", f"the oracle cannot run this model: {error}") from error
+    return OracleBackend(model, cache, max_rows=options.max_sequences, max_steps=options.steps)
 
 
 def size_pool(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-DECODE_BACKENDS = ("torch",)
+DECODE_BACKENDS = ("torch", "oracle")
 
 
 class OptionError(ValueError):
