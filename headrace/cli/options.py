@@ -228,6 +228,7 @@ def _refusals() -> tuple[type[Exception], ...]:
         "headrace.model.sampling": ("ParameterError",),
         "headrace.model.tokenizer": ("ChatTemplateError", "TokenizerError"),
         "headrace.server.app": ("AddressError",),
+        "headrace.step.errors": ("PlanError",),
     }
     loaded = ((sys.modules.get(module), names) for module, names in places.items())
     return tuple(getattr(module, name) for module, names in loaded if module for name in names)

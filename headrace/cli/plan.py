@@ -48,6 +48,7 @@ class PlanFlags:
         return build_plan(self.config(), rows=self.rows, sms=self.sms)
 
     def config(self) -> ModelConfig:
+        """The configuration of the model that is meant."""
         from headrace.load import resolve
         from headrace.model.checkpoint import read_config
         from headrace.model.presets import PRESETS
@@ -96,16 +97,18 @@ def check(flags: PlanFlags) -> None:
     import time
 
     from headrace.step.checker import check as faults_of
+    from headrace.step.planner import build_plan
 
+    config = flags.config()
     begun = time.perf_counter()
-    plan = flags.build()
+    plan = build_plan(config, rows=flags.rows, sms=flags.sms)
     built = time.perf_counter()
     faults = faults_of(plan)
     checked = time.perf_counter()
     console.out.print(_figures(plan))
     for fault in faults:
         console.out.print(str(fault), markup=False, soft_wrap=True)
-    verdict = f"{len(faults)} faults" if faults else "sound"
+    verdict = f"{len(faults)} fault{'s' if len(faults) > 1 else ''}" if faults else "sound"
     console.out.print(f"{verdict}; built in {built - begun:.2f} s, checked in {checked - built:.2f} s")
     if faults:
         raise typer.Exit(UNSOUND)

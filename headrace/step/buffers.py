@@ -6,18 +6,40 @@ time, so the plan's counters must keep a writer from overtaking a reader; the ch
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+
+import numpy as np
 
 from headrace.step.isa import DIGIT_BINS, DIGITS, MAX_CHUNKS, TILE_ROWS, TOP_LOGPROBS, Buffer
 from headrace.step.sizes import Sizes
 
-STAT_WORDS = (
-    8  # largest raw logit (f32), largest adjusted logit (f32), its token (i32), 0, sum of exp (f64), 0, 0
+ALIGNMENT = 1024  # bytes, of every buffer
+
+# The records that sampling exchanges, as they lie in memory; a top entry is a raw logit and its token.
+STAT = np.dtype(
+    [
+        ("largest", "<f4"),  # raw logit
+        ("best", "<f4"),  # largest adjusted logit
+        ("token", "<i4"),  # of `best`
+        ("zero", "<i4"),
+        ("sum", "<f8"),  # of exp(raw logit - largest)
+        ("zeros", "<i4", (2,)),
+    ]
 )
-CANDIDATE_WORDS = (
-    8 + 2 * TOP_LOGPROBS
-)  # value (f64), token (i32), raw logit (f32), stop (i32), 0, 0, 0; (f32, i32) each
+CANDIDATE = np.dtype(
+    [
+        ("value", "<f8"),  # score + noise
+        ("token", "<i4"),
+        ("raw", "<f4"),  # logit of `token`
+        ("stop", "<i4"),
+        ("zeros", "<i4", (3,)),
+        ("top", [("raw", "<f4"), ("token", "<i4")], (TOP_LOGPROBS,)),
+    ]
+)
+STAT_WORDS = STAT.itemsize // 4
+CANDIDATE_WORDS = CANDIDATE.itemsize // 4
 
 
 class Scope(StrEnum):
@@ -84,3 +106,12 @@ def scope(buffer: Buffer) -> Scope:
     if buffer in (Buffer.RESIDUAL, Buffer.LOGITS, Buffer.ROW_STATE):
         return Scope.PRIVATE
     return Scope.OUTSIDE if buffer in (Buffer.KV_PAGES, Buffer.TOKEN_RING) else Scope.EXCHANGE
+
+
+def arena(specs: Mapping[Buffer, BufferSpec]) -> tuple[dict[Buffer, int], int]:
+    """Where every buffer begins in one piece of memory, in bytes, and how large that is."""
+    offsets, end = {}, 0
+    for buffer, spec in specs.items():
+        offsets[buffer] = end
+        end += -(-spec.bytes // ALIGNMENT) * ALIGNMENT
+    return offsets, end

@@ -26,6 +26,7 @@ class Sizes:
     kv_heads: int
     head_dim: int
     experts: int
+    top_k: int
     hidden_tiles: int  # tiles of HIDDEN: the most active experts times tiles of an expert, or a dense layer's
     shared_tiles: int  # tiles of SHARED_HIDDEN
     norms: int
@@ -100,6 +101,7 @@ def sizes_of(config: ModelConfig, rows: int, sms: int) -> Sizes:
         kv_heads=config.num_kv_heads,
         head_dim=config.head_dim,
         experts=max((mlp.experts for mlp in routed), default=0),
+        top_k=max((mlp.top_k for mlp in routed), default=0),
         hidden_tiles=max(hidden_tiles),
         shared_tiles=max((tiles(mlp.shared_experts * mlp.width) for mlp in routed), default=0),
         norms=config.num_layers * (1 if config.parallel_block else 2) + 1,

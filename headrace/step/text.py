@@ -71,7 +71,9 @@ def _name(counter: int, names: Sequence[str]) -> str:
     return names[counter] if 0 <= counter < len(names) else f"counter {counter}"
 
 
-def listing(plan: Plan, sm: int) -> Iterator[str]:
-    """The list of one SM, a line each."""
+def listing(plan: Plan, sm: int, layer: int | None = None) -> Iterator[str]:
+    """The list of one SM, a line each; of one layer where given."""
     for index, words in enumerate(plan.tasks(sm)):
-        yield f"{index:4d}  {describe(words, plan.counters)}"
+        layered = Field.LAYER in USED[Opcode(words[Field.OPCODE])]
+        if layer is None or (layered and words[Field.LAYER] == layer):
+            yield f"{index:4d}  {describe(words, plan.counters)}"

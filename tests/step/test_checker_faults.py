@@ -214,6 +214,43 @@ ONE_FAULT = {
         Opcode.O_PROJ,
         "INPUT is 1 and should be 6",
     ),
+    # settings
+    "another window": (
+        assign(Opcode.ATTENTION_MERGE, 2, window=64),
+        Check.SETTINGS,
+        Opcode.ATTENTION_MERGE,
+        "WINDOW is 64 and should be 128",
+    ),
+    "positions where there are none": (
+        assign(Opcode.QKV_PROJ, 4, rope=1),
+        Check.SETTINGS,
+        Opcode.QKV_PROJ,
+        "ROPE is 1 and should be 0",
+    ),
+    "another layer's norm": (
+        assign(Opcode.ROUTER, 2, norm=1),
+        Check.SETTINGS,
+        Opcode.ROUTER,
+        "NORM is 1 and should be 2",
+    ),
+    "another last norm": (
+        assign(Opcode.LM_HEAD, None, norm=0),
+        Check.SETTINGS,
+        Opcode.LM_HEAD,
+        "NORM is 0 and should be 5",
+    ),
+    "too many experts": (
+        assign(Opcode.EXPERT_UP, 2, top_k=3),
+        Check.SETTINGS,
+        Opcode.EXPERT_UP,
+        "TOP_K is 3 and should be 2",
+    ),
+    "weights that are normalised": (
+        assign(Opcode.EXPERT_DOWN, 2, flags=int(Flag.NORMALIZE)),
+        Check.SETTINGS,
+        Opcode.EXPERT_DOWN,
+        "FLAGS is 1 and should be 0",
+    ),
     # order
     "a wait that can never be met": (
         shift(Opcode.O_PROJ, 2, Field.WAIT_ARRIVALS, 1),

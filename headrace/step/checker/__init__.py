@@ -4,6 +4,7 @@ fields     descriptors are well formed
 targets    every wait asks for what a step really adds to its counter
 coverage   every output is made exactly once, by an SM that may
 pages      loader and consumers mean the same pages, and these are the weights that the task is about
+settings   windows, rotary pairs, norms and routing are those of the config
 budget     ring, shared memory and registers suffice
 order      every wait is met; nothing is read before it is written, or overwritten while it may be read
 """
@@ -16,6 +17,7 @@ from headrace.step.checker.faults import Check, Fault
 from headrace.step.checker.fields import check_fields
 from headrace.step.checker.order import check_order
 from headrace.step.checker.pages import check_pages
+from headrace.step.checker.settings import check_settings
 from headrace.step.checker.table import Table
 from headrace.step.checker.targets import check_targets
 from headrace.step.errors import PlanError
@@ -31,8 +33,8 @@ def check(plan: Plan, *, steps: int = STEPS) -> list[Fault]:
     table = Table(plan)
     if faults := check_fields(table):
         return faults  # what follows would trip over them
-    faults = [*check_targets(table), *check_coverage(table), *check_pages(table), *check_budget(table)]
-    return faults + check_order(plan, steps)
+    looks = (check_targets, check_coverage, check_pages, check_settings, check_budget)
+    return [*(fault for look in looks for fault in look(table)), *check_order(plan, steps)]
 
 
 def require_sound(plan: Plan) -> None:

@@ -15,6 +15,7 @@ class Check(StrEnum):
     TARGETS = "targets"  # a wait that passes early, or late
     COVERAGE = "coverage"  # an output that is missing, or written twice
     PAGES = "pages"  # the wrong weights, or a loader and consumers that count differently
+    SETTINGS = "settings"  # another model than the config describes
     BUDGET = "budget"  # more memory or registers than an SM has
     UNREACHABLE = "unreachable"  # a wait that no number of steps meets
     CYCLE = "cycle"  # tasks that wait for one another

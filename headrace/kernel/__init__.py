@@ -1,0 +1,1 @@
+"""The decode megakernel: CUDA headers, their compilation at run time, and launches."""

@@ -1,0 +1,134 @@
+// What an SM keeps in shared memory, what a launch is given, and who owns which part.
+//
+// Threads: eight consumer warps in two groups of four, then one warp each for the loader and the publisher.
+//
+//   loader     fills the ring and the task slots; chooses the experts; the only one that waits for loader counters
+//   consumers  multiply, and write what they made into messages
+//   publisher  sends messages to global memory and signals counters; the only one that adds to counters
+#pragma once
+
+#include "isa.h"
+#include "ptx.h"
+#include "sizes.h"
+#include "variant.h"
+
+constexpr int ROWS = sizes::ROWS;
+constexpr int RING = sizes::RING_PAGES;
+constexpr int CONSUMER_WARPS = 8;
+constexpr int CONSUMERS = CONSUMER_WARPS * isa::WARP;
+constexpr int LOADER_WARP = CONSUMER_WARPS, PUBLISHER_WARP = CONSUMER_WARPS + 1;
+constexpr int THREADS = CONSUMERS + isa::GROUP_THREADS;
+
+constexpr bool WIDE = ROWS > 8;                // the rows fill the tensor core's sixteen
+constexpr int TILE_WARPS = WIDE ? 8 : 4;       // warps that share a tile, each taking part of K
+constexpr int TILE_GROUPS = CONSUMER_WARPS / TILE_WARPS;
+constexpr int GROUP = sizes::HEADS / sizes::KV_HEADS;
+constexpr int HEAD_DIM = sizes::HEAD_DIM;
+constexpr int HEAD_TILES = HEAD_DIM / isa::TILE_ROWS;
+constexpr int QKV_TILES = (GROUP + 2) * HEAD_TILES;  // of one KV head
+constexpr int PARTIAL_BYTES = sizes::PARTIAL_FLOATS * 4;
+constexpr int EXPERTS = sizes::EXPERTS > 0 ? sizes::EXPERTS : 1;
+constexpr int MAX_ACTIVE = sizes::TOP_K > 0 ? (EXPERTS < ROWS * sizes::TOP_K ? EXPERTS : ROWS * sizes::TOP_K) : 1;
+
+constexpr int MESSAGES = 16;
+constexpr int PAYLOAD = ROWS * isa::TILE_ROWS * 4;  // bytes of a tile of float32
+constexpr int RECORDS = 4;                          // attention records on their way out
+constexpr int PAGE_ARRIVALS = 8;                    // that free a ring slot, whoever shares the page
+
+// Named barriers; 0 belongs to __syncthreads.
+constexpr int ALL_CONSUMERS = 1, FIRST_GROUP = 2;
+
+static_assert(GROUP <= 8 && HEAD_DIM % 32 == 0, "attention takes up to 8 query heads a KV head");
+static_assert(isa::TASK_SLOTS <= 16 && (MESSAGES & (MESSAGES - 1)) == 0);
+
+// A task as the loader hands it over. EXPERT_UP: the range of its items.
+struct TaskSlot {
+  isa::Descriptor task;
+  int32_t first, last;
+  int32_t number;  // its place in the list, for the watchdog
+  int32_t pad;
+};
+
+// What the publisher is to do: send `bytes` from shared memory to `to`, then add to a counter. Both may be absent.
+struct Message {
+  uint8_t* to;
+  uint32_t* counter;
+  uint32_t from;
+  uint32_t bytes;
+  uint32_t amount;
+  uint32_t pad;
+};
+
+// ROW_STATE. Written by the consumers in SAMPLE_COMMIT; the loader reads it only after that step's commit counter.
+struct RowState {
+  int32_t active[ROWS], slot[ROWS], token[ROWS], position[ROWS], made[ROWS];
+  int32_t first_new[ROWS];  // the lowest position that this step writes in the row's slot
+};
+
+// The experts of the layer at hand, made by the loader in EXPERT_UP and read by the consumers up to EXPERT_DOWN. The
+// next layer's are made after the router's counter of that layer, which follows everything that reads these.
+struct Route {
+  int32_t count;
+  int32_t expert[MAX_ACTIVE];
+  float weight[MAX_ACTIVE][ROWS];  // 0: the row is not routed to it
+};
+
+struct Shared {
+  alignas(1024) uint8_t ring[RING][isa::PAGE_BYTES_MAX];
+  alignas(16) uint8_t payload[MESSAGES][PAYLOAD];
+  alignas(16) uint8_t record[RECORDS][PARTIAL_BYTES];
+  // Partial sums across the warps of a tile: [buffer][warp][values][lane].
+  float2 sums[2][CONSUMER_WARPS][WIDE ? 4 : 2][isa::WARP];
+  float residual[variant::RESIDUAL_TILES][ROWS][isa::TILE_ROWS];     // owned tiles, for the whole step
+  float expert_sum[variant::RESIDUAL_TILES][ROWS][isa::TILE_ROWS];  // of EXPERT_DOWN
+  float norm_sums[CONSUMER_WARPS][2][WIDE ? 16 : 8];
+  float attention_max[2][4][8], attention_sum[2][4][8];
+  alignas(16) TaskSlot tasks[isa::TASK_SLOTS];
+  Message messages[MESSAGES];
+  Route route;
+  RowState rows;
+  double pick_value[CONSUMER_WARPS];
+  float pick_score[CONSUMER_WARPS];
+  int32_t pick_token[CONSUMER_WARPS];
+  int32_t next_token[ROWS];
+  uint64_t page_full[RING], page_empty[RING];
+  uint64_t task_full[isa::TASK_SLOTS], task_empty[isa::TASK_SLOTS];
+  uint64_t message_full[MESSAGES], message_empty[MESSAGES];
+  int32_t ended;          // the launch is over; written in SAMPLE_COMMIT
+  int32_t aborted;        // the watchdog has struck, here or on another SM
+  int32_t quit;           // consumers: `aborted` as their leader saw it at the start of a task
+  int32_t stop_seen;
+};
+static_assert(sizeof(Shared) + 1024 <= isa::SHARED_BYTES, "shared memory of an SM is exceeded");
+
+// One launch. All pointers are to global memory; `host` and `tokens` to pinned memory of the host.
+struct Params {
+  const int32_t* descriptors;   // [SMS][TASKS][WORDS]
+  const uint8_t* weights;
+  const float* norms;           // [NORMS][HIDDEN]
+  const float* frequencies;     // [HEAD_DIM / 2]
+  uint8_t* buffers;             // the arena of sizes.h
+  uint32_t* counters;           // [COUNTERS], each in 128 bytes of its own
+  const uint64_t* kv_pages;     // [LAYERS] addresses: [blocks][KV_HEADS][2][page]
+  const int32_t* tables;        // [ROWS][2][table_blocks]: the full group's blocks, then the sliding group's
+  const variant::RowInput* rows;  // [ROWS]
+  const int32_t* stop_tokens;
+  uint32_t* abort_flag;
+  variant::HostLink* host;
+  int32_t* tokens;              // [steps][ROWS]
+  int32_t table_blocks;
+  int32_t steps;
+  uint32_t epoch;               // steps since the counters were zeroed, before this launch
+  uint32_t timeout;             // nanoseconds that one wait may take
+};
+static_assert(sizeof(Params) == variant::PARAMS_BYTES);
+
+constexpr int COUNTER_WORDS = 32;
+
+__device__ __forceinline__ uint32_t* counter_at(const Params& p, int counter) {
+  return p.counters + static_cast<size_t>(counter) * COUNTER_WORDS;
+}
+
+__device__ __forceinline__ uint8_t* buffer_at(const Params& p, int32_t buffer) {
+  return p.buffers + variant::offset_of(buffer);
+}

@@ -1,0 +1,74 @@
+// Waiting, always for a bounded time.
+//
+// A wait that takes longer than the launch allows writes what it waited for into pinned memory and raises the abort
+// flag, which all waits look at. An aborted wait returns as if it had passed: whoever waited goes on with garbage to
+// the next place where all its peers look at Shared::aborted together, and leaves there.
+#pragma once
+
+#include "state.h"
+
+enum class Agent : int32_t { LOADER = 0, CONSUMER = 1, PUBLISHER = 2 };
+enum class Waited : int32_t { COUNTER = 0, PAGE_LANDED = 1, PAGE_FREE = 2, TASK = 3, TASK_FREE = 4, MESSAGE = 5, MESSAGE_FREE = 6 };
+
+struct Site {
+  Agent agent;
+  int32_t task;  // its number in the SM's list, -1 unknown
+};
+
+__device__ __forceinline__ void report(const Params& p, Site site, Waited what, int32_t index, uint32_t want,
+                                       uint32_t have) {
+  if (atomicCAS(p.abort_flag, 0u, 1u) != 0u) return;  // the first to give up speaks
+  variant::HostLink* host = p.host;
+  host->sm = blockIdx.x;
+  host->agent = static_cast<int32_t>(site.agent);
+  host->task = site.task;
+  host->waited = static_cast<int32_t>(what);
+  host->index = index;
+  host->want = static_cast<int32_t>(want);
+  host->have = static_cast<int32_t>(have);
+  ptx::store_to_host(&host->aborted, 1);
+}
+
+// Whether to go on waiting. `start` is 0 before the first call.
+__device__ __forceinline__ bool keep_waiting(Shared& s, const Params& p, uint64_t& start, Site site, Waited what,
+                                             int32_t index, uint32_t want, uint32_t have) {
+  if (*static_cast<volatile int32_t*>(&s.aborted)) return false;
+  if (ptx::load_relaxed(p.abort_flag) == 0) {
+    const uint64_t now = ptx::nanoseconds();
+    if (start == 0) start = now;
+    if (now - start < p.timeout) return true;
+    report(p, site, what, index, want, have);
+  }
+  *static_cast<volatile int32_t*>(&s.aborted) = 1;
+  return false;
+}
+
+__device__ __forceinline__ void wait_barrier(Shared& s, const Params& p, uint64_t* barrier, uint32_t parity, Site site,
+                                             Waited what, int32_t index) {
+  if (ptx::barrier_passed(barrier, parity)) return;
+  uint64_t start = 0;
+  for (uint32_t tries = 1; !ptx::barrier_passed(barrier, parity); tries++)
+    if ((tries & 15) == 0 && !keep_waiting(s, p, start, site, what, index, parity, parity ^ 1)) return;
+}
+
+// The loader's waits also end with the launch. Gives whether the phase is over.
+__device__ __forceinline__ bool wait_barrier_or_end(Shared& s, const Params& p, uint64_t* barrier, uint32_t parity,
+                                                    Site site, Waited what, int32_t index) {
+  uint64_t start = 0;
+  for (uint32_t tries = 1; !ptx::barrier_passed(barrier, parity); tries++) {
+    if (*static_cast<volatile int32_t*>(&s.ended)) return false;
+    if ((tries & 15) == 0 && !keep_waiting(s, p, start, site, what, index, parity, parity ^ 1)) return false;
+  }
+  return true;
+}
+
+// For one thread; what it tells its peers through a barrier they may rely on.
+__device__ __forceinline__ void wait_counter(Shared& s, const Params& p, int32_t counter, uint32_t want, Site site) {
+  const uint32_t* word = counter_at(p, counter);
+  uint64_t start = 0;
+  for (uint32_t tries = 1;; tries++) {
+    const uint32_t have = variant::STRICT ? ptx::load_acquire(word) : ptx::load_relaxed(word);
+    if (static_cast<int32_t>(have - want) >= 0) return;
+    if ((tries & 255) == 0 && !keep_waiting(s, p, start, site, Waited::COUNTER, counter, want, have)) return;
+  }
+}
