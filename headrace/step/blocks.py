@@ -39,6 +39,7 @@ class BlockPlanner:
         self.weights = weights
         self.owned = owned
         self.commit = commit
+        self._none: Ints = np.zeros(self.sizes.sms, dtype=np.int64)
         self.page_bytes = BLOCK_TOKENS * config.head_dim * ELEMENT_BYTES
         self._attention_bytes = lru_cache(maxsize=None)(self._nominal_attention)
 
@@ -48,8 +49,10 @@ class BlockPlanner:
 
     def _parallel(self, layer: int, x: Wait) -> Wait:
         mlp = self.config.layers[layer].mlp
-        routing = Wait() if isinstance(mlp, DenseMLP) else self._router(layer, x, layer)
-        partials = self._attention(layer, self._qkv(layer, x, layer))
+        routing, routers = Wait(), self._none
+        if not isinstance(mlp, DenseMLP):
+            routing, routers = self._router(layer, x, layer)
+        partials = self._attention(layer, self._qkv(layer, x, layer, routers))
         if isinstance(mlp, DenseMLP):
             up = self._ffn_up(layer, x, layer, Kind.FFN_UP, Buffer.HIDDEN)
         else:
@@ -61,7 +64,7 @@ class BlockPlanner:
 
     def _sequential(self, layer: int, x: Wait) -> Wait:
         mlp = self.config.layers[layer].mlp
-        partials = self._attention(layer, self._qkv(layer, x, 2 * layer))
+        partials = self._attention(layer, self._qkv(layer, x, 2 * layer, self._none))
         merged = self._merge(layer, partials)
         y = Wait(self.builder.counter(f"o[{layer}]"), self.sizes.residual_tiles)
         self._down(Opcode.O_PROJ, Kind.O, layer, Buffer.ATTENTION_OUT, merged, y)
@@ -69,14 +72,17 @@ class BlockPlanner:
         if isinstance(mlp, DenseMLP):
             up = self._ffn_up(layer, y, norm, Kind.FFN_UP, Buffer.HIDDEN)
             return self._feed_forward_down(layer, mlp, up, None, Wait())
-        routing = self._router(layer, y, norm)
+        routing, _ = self._router(layer, y, norm)
         up = self._expert_up(layer, y, norm, mlp, routing)
         return self._feed_forward_down(layer, mlp, up, self._shared_up(layer, y, norm), routing)
 
-    def _router(self, layer: int, x: Wait, norm: int) -> Wait:
-        """The router goes where the loads are smallest: one tile an SM where there are enough SMs."""
+    def _router(self, layer: int, x: Wait, norm: int) -> tuple[Wait, Ints]:
+        """The router goes where the loads are smallest: one tile an SM where there are enough SMs.
+
+        Gives its wait, and how many tiles every SM has.
+        """
         matrix = self.weights.get(Kind.ROUTER, layer)
-        counts = self._balanced(matrix.tiles, tile_bytes(matrix), -(-matrix.tiles // self.sizes.sms))
+        counts = self._balanced(matrix.tiles, tile_bytes(matrix), self._none)
         routing = Wait(self.builder.counter(f"router[{layer}]"), matrix.tiles)
         self.builder.gemm(
             Opcode.ROUTER,
@@ -90,14 +96,15 @@ class BlockPlanner:
             wait=x,
             signal_counter=routing.counter,
         )
-        return routing
+        return routing, counts
 
-    def _qkv(self, layer: int, x: Wait, norm: int) -> Wait:
-        """Gives the first of the counters, one for each KV head."""
+    def _qkv(self, layer: int, x: Wait, norm: int, routers: Ints) -> Wait:
+        """Gives the first of the counters, one for each KV head. `routers` are tiles that SMs do before."""
         matrix = self.weights.get(Kind.QKV, layer)
         rope = _PAIRINGS[self.config.layers[layer].rope]
         unit = 2 if rope is Pairing.HALF_SPLIT else 1
-        counts = self._balanced(matrix.tiles // unit, tile_bytes(matrix) * unit, matrix.tiles) * unit
+        taken = -(-routers // unit)
+        counts = self._balanced(matrix.tiles // unit, tile_bytes(matrix) * unit, taken) * unit
         ranges, head = Ranges.of(counts), self.sizes.qkv_tiles
         counters = [
             self.builder.counter(f"qkv[{layer}][{kv_head}]") for kv_head in range(self.sizes.kv_heads)
@@ -188,7 +195,7 @@ class BlockPlanner:
 
     def _ffn_up(self, layer: int, x: Wait, norm: int, kind: Kind, output: Buffer) -> Wait:
         matrix = self.weights.get(kind, layer)
-        counts = self._balanced(matrix.tiles, tile_bytes(matrix), matrix.tiles)
+        counts = self._balanced(matrix.tiles, tile_bytes(matrix), self._none)
         name = "shared_up" if kind is Kind.SHARED_UP else "up"
         done = Wait(self.builder.counter(f"{name}[{layer}]"), matrix.tiles)
         self.builder.gemm(
@@ -285,9 +292,15 @@ class BlockPlanner:
         )
         self.builder.read(self.owned.count * tile_bytes(matrix))
 
-    def _balanced(self, total: int, weight: int, cap: int) -> Ints:
-        """Counts that level out the loads, no SM having more than an even share rounded up."""
-        caps = np.full(self.sizes.sms, min(cap, -(-total // self.sizes.sms)), dtype=np.int64)
+    def _balanced(self, total: int, weight: int, taken: Ints) -> Ints:
+        """Counts that level out the loads, no SM having more than an even share rounded up.
+
+        Tiles that SMs have `taken` before the same wait are part of their share.
+        """
+        share = -(-(total + int(taken.sum())) // self.sizes.sms)
+        caps = np.maximum(share - taken, 0)
+        while int(caps.sum()) < total:  # where SMs have taken more than a share
+            caps += 1
         counts = divide(total, weight, self.builder.loads, caps)
         self.builder.read(counts * weight)
         return counts
