@@ -1,0 +1,1 @@
+"""How models/north-micro was made: its text, tokenizer, training and export. See tools/train_micro.py."""
