@@ -52,7 +52,7 @@ def starts(counts: Ints) -> Ints:
 
 def settle(loads: Ints, ring_bytes: int) -> Ints:
     """The loads as they count for what follows: nobody is more than a ring ahead of the last."""
-    return np.maximum(loads, loads.max() - ring_bytes)
+    return np.asarray(np.maximum(loads, loads.max() - ring_bytes), dtype=np.int64)
 
 
 def places(sizes: Ints, loads: Ints) -> Ints:

@@ -160,7 +160,7 @@ ONE_FAULT = {
         "does not belong to KV head 1",
     ),
     "sampling from another's logits": (
-        shift(Opcode.SAMPLE_STATS, None, Field.FIRST_TILE, 1),
+        shift(Opcode.SAMPLE_STATS, None, Field.TILE_COUNT, 1),
         Check.COVERAGE,
         Opcode.SAMPLE_STATS,
         "the tiles whose logits this SM has",
