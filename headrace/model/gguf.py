@@ -71,7 +71,7 @@ class GGUFFile:
 
     def config(self) -> ModelConfig:
         """The model's config, from the metadata. Raises CheckpointError for a model that is not Llama."""
-        architecture = self._value("general.architecture")
+        architecture = self.value("general.architecture")
         if architecture != "llama":
             raise CheckpointError(
                 f"{self.path}: the architecture is {architecture!r}; of GGUF files only llama is supported"
@@ -82,37 +82,37 @@ class GGUFFile:
             raise CheckpointError(f"{self.path}: {error}") from error
 
     def _llama(self) -> ModelConfig:
-        scaling = self._value("llama.rope.scaling.type", "none")
+        scaling = self.value("llama.rope.scaling.type", "none")
         if scaling != "none":
             raise CheckpointError(f"{self.path}: rope scaling of type {scaling!r} is not supported")
-        if self._value("llama.expert_count", 0):
+        if self.value("llama.expert_count", 0):
             raise CheckpointError(f"{self.path}: llama models with experts are not supported")
-        hidden = self._value("llama.embedding_length")
-        heads = self._value("llama.attention.head_count")
-        head_dim = self._value("llama.attention.key_length", hidden // heads)
-        if self._value("llama.rope.dimension_count", head_dim) != head_dim:
+        hidden = self.value("llama.embedding_length")
+        heads = self.value("llama.attention.head_count")
+        head_dim = self.value("llama.attention.key_length", hidden // heads)
+        if self.value("llama.rope.dimension_count", head_dim) != head_dim:
             raise CheckpointError(f"{self.path}: rotary embedding of a part of each head is not supported")
-        theta = self._value("llama.rope.freq_base", 10000.0)
-        mlp = DenseMLP(width=self._value("llama.feed_forward_length"))
+        theta = self.value("llama.rope.freq_base", 10000.0)
+        mlp = DenseMLP(width=self.value("llama.feed_forward_length"))
         layer = LayerConfig(window=None, rope=Rope.HALF_SPLIT, mlp=mlp)
-        end = self._value("tokenizer.ggml.eos_token_id", -1)
-        turn_end = self._value("tokenizer.ggml.eot_token_id", -1)
+        end = self.value("tokenizer.ggml.eos_token_id", -1)
+        turn_end = self.value("tokenizer.ggml.eot_token_id", -1)
         return ModelConfig(
             family="llama",
             vocab_size=int(self.stored["token_embd.weight"].shape[1])
             if "token_embd.weight" in self.stored
-            else self._value("llama.vocab_size"),
+            else self.value("llama.vocab_size"),
             hidden_size=hidden,
             num_heads=heads,
-            num_kv_heads=self._value("llama.attention.head_count_kv", heads),
+            num_kv_heads=self.value("llama.attention.head_count_kv", heads),
             head_dim=head_dim,
-            layers=(layer,) * self._value("llama.block_count"),
+            layers=(layer,) * self.value("llama.block_count"),
             parallel_block=False,
             norm=Norm.RMS,
-            norm_eps=self._value("llama.attention.layer_norm_rms_epsilon"),
+            norm_eps=self.value("llama.attention.layer_norm_rms_epsilon"),
             rope_theta=theta,
             rope_scaling=self._rope_scaling(theta, head_dim),
-            max_positions=self._value("llama.context_length"),
+            max_positions=self.value("llama.context_length"),
             tied_head="output.weight" not in self.stored,
             eos_token_ids=tuple(dict.fromkeys(token for token in (end, turn_end) if token >= 0)),
         )
@@ -141,7 +141,8 @@ class GGUFFile:
             )
         return scaling
 
-    def _value(self, key: str, default: Any = None) -> Any:
+    def value(self, key: str, default: Any = None) -> Any:
+        """An entry of the metadata. Raises CheckpointError if it is absent and there is no default."""
         field = self.reader.fields.get(key)
         if field is not None:
             return field.contents()

@@ -102,7 +102,7 @@ class Tokenizer:
                 raise TokenizerError(
                     f"{path} does not exist: give the path of a .gguf file or a model folder"
                 )
-            return cls(_read(path.parent, gguf_file=path.name), source=str(path))
+            return cls._from_gguf(path)
         if not (path / "tokenizer.json").is_file():
             raise TokenizerError(
                 f"{path} holds no tokenizer.json: give a Hugging Face model folder with a fast tokenizer, "
@@ -110,6 +110,18 @@ class Tokenizer:
             )
         eos = {token for name in ("generation_config.json", "config.json") for token in _eos_of(path / name)}
         return cls(_read(path), eos_token_ids=sorted(eos), source=str(path))
+
+    @classmethod
+    def _from_gguf(cls, path: Path) -> Tokenizer:
+        from headrace.model.errors import CheckpointError
+        from headrace.model.gguf import GGUFFile
+        from headrace.model.gguf_tokenizer import read_tokenizer
+
+        try:
+            file = GGUFFile(path)
+            return cls(read_tokenizer(file), eos_token_ids=file.config().eos_token_ids, source=str(path))
+        except CheckpointError as error:
+            raise TokenizerError(str(error)) from error
 
     @classmethod
     def synthetic(cls, vocab_size: int) -> Tokenizer:
@@ -264,19 +276,19 @@ def north_chat_template() -> str:
     return resources.files("headrace.model").joinpath("chat_template.jinja").read_text(encoding="utf-8")
 
 
-def _read(folder: Path, **options: str) -> Any:
-    """The transformers tokenizer of `folder`, from its tokenizer.json as it stands or from a GGUF file.
+def _read(folder: Path) -> Any:
+    """The transformers tokenizer of `folder`, from its tokenizer.json as it stands.
 
-    Not AutoTokenizer: that rebuilds some tokenizers from their class's own recipe rather than from the file,
-    and reads a GGUF file a second time for its model configuration, which takes ten times as long.
+    Not AutoTokenizer: that rebuilds some tokenizers from their class's own recipe rather than from the file.
     """
     from transformers import PreTrainedTokenizerFast
 
     try:
-        return PreTrainedTokenizerFast.from_pretrained(str(folder), local_files_only=True, **options)
+        return PreTrainedTokenizerFast.from_pretrained(str(folder), local_files_only=True)
     except Exception as error:  # the reader raises many kinds, down to the Rust library's bare Exception
-        where = folder / options.get("gguf_file", "tokenizer.json")
-        raise TokenizerError(f"{where} holds no tokenizer that can be read: {error}") from error
+        raise TokenizerError(
+            f"{folder / 'tokenizer.json'} holds no tokenizer that can be read: {error}"
+        ) from error
 
 
 def _eos_of(path: Path) -> Iterator[int]:

@@ -123,7 +123,7 @@ def test_unreadable_sources_say_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(TokenizerError, match="does not exist"):
         Tokenizer.from_pretrained(tmp_path / "none.gguf")
     (tmp_path / "broken.gguf").write_bytes(b"GGUF")
-    with pytest.raises(TokenizerError, match=r"broken\.gguf holds no tokenizer that can be read"):
+    with pytest.raises(TokenizerError, match=r"broken\.gguf is no readable GGUF file"):
         Tokenizer.from_pretrained(tmp_path / "broken.gguf")
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(TokenizerError, match=r"tokenizer\.json holds no tokenizer that can be read"):
