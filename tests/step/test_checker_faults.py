@@ -55,6 +55,24 @@ ONE_FAULT = {
         None,
         "the list goes on after END",
     ),
+    "a layer that does not exist": (
+        assign(Opcode.O_PROJ, 2, layer=5),
+        Check.FIELDS,
+        Opcode.O_PROJ,
+        "LAYER .* is 5, and must be 0 to 4",
+    ),
+    "an input that the operation cannot have": (
+        assign(Opcode.O_PROJ, 2, input=int(Buffer.X)),
+        Check.FIELDS,
+        Opcode.O_PROJ,
+        "INPUT is X, and must be ATTENTION_OUT",
+    ),
+    "an output that the operation cannot have": (
+        assign(Opcode.EXPERT_DOWN, 2, output=int(Buffer.LOGITS)),
+        Check.FIELDS,
+        Opcode.EXPERT_DOWN,
+        "OUTPUT is LOGITS, and must be RESIDUAL or X",
+    ),
     # targets
     "a wait that passes early": (
         shift(Opcode.O_PROJ, 2, Field.WAIT_ARRIVALS, -1),
@@ -208,11 +226,11 @@ ONE_FAULT = {
         Opcode.ATTENTION,
         "the keys, or values",
     ),
-    "an input that the weights do not fit": (
-        assign(Opcode.O_PROJ, 2, input=int(Buffer.X)),
+    "weights that the layer does not have": (
+        assign(Opcode.O_PROJ, 2, opcode=int(Opcode.FFN_DOWN), input=int(Buffer.HIDDEN)),
         Check.PAGES,
-        Opcode.O_PROJ,
-        "INPUT is 1 and should be 6",
+        Opcode.FFN_DOWN,
+        "the layer has no such weights",
     ),
     # settings
     "another window": (

@@ -31,7 +31,11 @@ def check_pages(table: Table) -> list[Fault]:
         by = {Opcode.FFN_UP: Field.OUTPUT, Opcode.FFN_DOWN: Field.INPUT}.get(opcode)
         for group in table.groups(opcode, by):
             faults += _agreement(group)
-            faults += _weights(group, _matrix(table, group))
+            matrix = _matrix(table, group)
+            if matrix is None:
+                faults.append(group.fault(Check.PAGES, "the layer has no such weights", group[Field.K] >= 0))
+                continue
+            faults += _weights(group, matrix)
             faults += _input(table, group)
     for group in table.groups(Opcode.ATTENTION):
         page = BLOCK_TOKENS * table.plan.sizes.head_dim * ELEMENT_BYTES
@@ -54,7 +58,7 @@ def _agreement(group: Group) -> Iterator[Fault]:
         yield group.fault(Check.PAGES, "a page ends within a block of columns", cut)
 
 
-def _matrix(table: Table, group: Group) -> Matrix:
+def _matrix(table: Table, group: Group) -> Matrix | None:
     weights = table.plan.weights
     if group.opcode is Opcode.LM_HEAD:
         return weights.get(Kind.EMBEDDING if table.plan.config.tied_head else Kind.HEAD)
@@ -66,7 +70,7 @@ def _matrix(table: Table, group: Group) -> Matrix:
         kind = Kind.SHARED_DOWN if group[Field.INPUT][0] == Buffer.SHARED_HIDDEN else Kind.FFN_DOWN
     else:
         kind = _KINDS[group.opcode]
-    return weights.get(kind, group.layer or 0)
+    return weights.matrices.get((kind, group.layer or 0))
 
 
 def _weights(group: Group, matrix: Matrix) -> Iterator[Fault]:
@@ -93,7 +97,5 @@ def _input(table: Table, group: Group) -> Iterator[Fault]:
     sizes = table.plan.sizes
     if group.opcode in (Opcode.EMBED, Opcode.EXPERT_DOWN, Opcode.FFN_DOWN):
         return  # the first has no such buffer; what the others read varies in width from layer to layer
-    buffer = Buffer.ATTENTION_OUT if group.opcode is Opcode.O_PROJ else Buffer.X
-    extent = sizes.attention_tiles * TILE_ROWS if buffer is Buffer.ATTENTION_OUT else sizes.hidden
-    yield from group.unequal(Check.PAGES, Field.INPUT, buffer, f"{buffer.name} is what the weights multiply")
-    yield from group.unequal(Check.PAGES, Field.K, extent, f"{buffer.name} has so many elements a row")
+    extent = sizes.attention_tiles * TILE_ROWS if group.opcode is Opcode.O_PROJ else sizes.hidden
+    yield from group.unequal(Check.PAGES, Field.K, extent, "the input has so many elements a row")
