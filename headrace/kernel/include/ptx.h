@@ -175,7 +175,9 @@ __device__ __forceinline__ uint64_t nanoseconds() {
   return value;
 }
 
-// ---- bfloat16 ----
+// ---- numbers ----
+
+__device__ __forceinline__ float infinity() { return __int_as_float(0x7f800000); }
 
 // Two floats, rounded to the nearest bfloat16 (ties to even); `low` at the lower address.
 __device__ __forceinline__ uint32_t pack(float low, float high) {

@@ -39,7 +39,7 @@ __device__ __forceinline__ void publish(Shared& s, const Params& p) {
     const uint32_t slot = sequence % MESSAGES, parity = sequence / MESSAGES & 1;
     if (!wait_barrier_or_end(s, p, &s.message_full[slot], parity, site, Waited::MESSAGE, slot)) {
       // The last commit's signal is written before `ended`; so nothing is left once both were looked at.
-      if (*static_cast<volatile int32_t*>(&s.aborted) || !ptx::barrier_passed(&s.message_full[slot], parity)) return;
+      if (*static_cast<volatile int32_t*>(&s.aborted) || !ptx::barrier_passed(&s.message_full[slot], parity)) break;
     }
     const Message message = s.messages[slot];
     if (message.bytes) ptx::bulk_store(message.to, message.from, message.bytes);
@@ -56,4 +56,5 @@ __device__ __forceinline__ void publish(Shared& s, const Params& p) {
     }
     ptx::barrier_arrive(&s.message_empty[slot], 1);
   }
+  ptx::bulk_stores_done();  // none may read shared memory after the block has ended
 }

@@ -31,8 +31,11 @@ constexpr int EXPERTS = sizes::EXPERTS > 0 ? sizes::EXPERTS : 1;
 constexpr int MAX_ACTIVE = sizes::TOP_K > 0 ? (EXPERTS < ROWS * sizes::TOP_K ? EXPERTS : ROWS * sizes::TOP_K) : 1;
 
 constexpr int MESSAGES = 16;
-constexpr int PAYLOAD = ROWS * isa::TILE_ROWS * 4;  // bytes of a tile of float32
-constexpr int RECORDS = 4;                          // attention records on their way out
+constexpr int PAYLOAD = ROWS * isa::TILE_ROWS * 4;  // bytes of a tile of float32, or of a share's statistics
+constexpr int RECORDS = 2;                          // attention records on their way out
+constexpr int CANDIDATE_BYTES = sizeof(isa::Candidate);
+constexpr int RECORD_BYTES =
+    RECORDS * PARTIAL_BYTES > ROWS * CANDIDATE_BYTES ? RECORDS * PARTIAL_BYTES : ROWS * CANDIDATE_BYTES;
 constexpr int PAGE_ARRIVALS = 8;                    // that free a ring slot, whoever shares the page
 
 // Named barriers; 0 belongs to __syncthreads.
@@ -76,7 +79,8 @@ struct Route {
 struct Shared {
   alignas(1024) uint8_t ring[RING][isa::PAGE_BYTES_MAX];
   alignas(16) uint8_t payload[MESSAGES][PAYLOAD];
-  alignas(16) uint8_t record[RECORDS][PARTIAL_BYTES];
+  // Results of an item of attention, by the parity of the message; in SAMPLE_PICK the candidates of all rows.
+  alignas(16) uint8_t record[RECORD_BYTES];
   // Partial sums across the warps of a tile: [buffer][warp][values][lane].
   float2 sums[2][CONSUMER_WARPS][WIDE ? 4 : 2][isa::WARP];
   float residual[variant::RESIDUAL_TILES][ROWS][isa::TILE_ROWS];     // owned tiles, for the whole step
@@ -96,7 +100,7 @@ struct Shared {
   uint64_t message_full[MESSAGES], message_empty[MESSAGES];
   int32_t ended;          // the launch is over; written in SAMPLE_COMMIT
   int32_t aborted;        // the watchdog has struck, here or on another SM
-  int32_t quit;           // consumers: `aborted` as their leader saw it at the start of a task
+  int32_t quit[2];        // consumers: `aborted` as their leader saw it at the start of a task, taking turns
   int32_t stop_seen;
 };
 static_assert(sizeof(Shared) + 1024 <= isa::SHARED_BYTES, "shared memory of an SM is exceeded");

@@ -36,7 +36,9 @@ __device__ __forceinline__ bool keep_waiting(Shared& s, const Params& p, uint64_
   if (ptx::load_relaxed(p.abort_flag) == 0) {
     const uint64_t now = ptx::nanoseconds();
     if (start == 0) start = now;
-    if (now - start < p.timeout) return true;
+    // Who waits for a counter knows best what is missing: all others give it time to say so.
+    const uint64_t patience = what == Waited::COUNTER ? p.timeout : 2ull * p.timeout;
+    if (now - start < patience) return true;
     report(p, site, what, index, want, have);
   }
   *static_cast<volatile int32_t*>(&s.aborted) = 1;

@@ -1,0 +1,180 @@
+"""Compiles a variant of the kernel at run time, with NVRTC from its wheel, and keeps the result on disk.
+
+No compiler is needed on the machine, nor a GPU. The key of a cached result covers the compiler's version, all options
+and the text of every header, so it cannot be stale; a result appears under its name by one rename.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from headrace.kernel.variant import Variant
+
+INCLUDE = Path(__file__).parent / "include"
+SOURCE = '#include "decode.h"\n'
+ARCHITECTURE = "sm_90a"
+OPTIONS = (
+    f"--gpu-architecture={ARCHITECTURE}",
+    "--std=c++17",
+    "--ptxas-options=-v",
+    "--ptxas-options=--warn-on-spills",
+)
+# NVRTC has no standard library; these are all that the headers take from it.
+STANDARD = {
+    "cstdint": (
+        "#pragma once\n"
+        "using int8_t = signed char; using uint8_t = unsigned char;\n"
+        "using int16_t = short; using uint16_t = unsigned short;\n"
+        "using int32_t = int; using uint32_t = unsigned int;\n"
+        "using int64_t = long long; using uint64_t = unsigned long long;\n"
+        "using uintptr_t = unsigned long long;\n"
+    ),
+    "cstddef": "#pragma once\nusing size_t = decltype(sizeof(0));\n#define offsetof(t, m) ((size_t)__INTADDR__(&(((t*)0)->m)))\n",
+}
+
+
+class BuildError(RuntimeError):
+    """The kernel does not compile, or what came out is not fit to run; the message has the compiler's words."""
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What the assembler says of the kernel: registers of a thread at entry, bytes of stack, of spills."""
+
+    registers: int
+    stack: int
+    spill_stores: int
+    spill_loads: int
+
+    def check(self) -> None:
+        """Raise BuildError where the kernel uses local memory."""
+        if self.stack or self.spill_stores or self.spill_loads:
+            raise BuildError(
+                f"the kernel uses local memory: {self.stack} bytes of stack, {self.spill_stores} bytes of spill "
+                f"stores, {self.spill_loads} of spill loads"
+            )
+
+
+@dataclass(frozen=True)
+class Binary:
+    """A compiled kernel: the cubin, and the compiler's log."""
+
+    cubin: bytes
+    log: str
+    seconds: float  # that the compilation took; 0 from the cache
+
+    @property
+    def resources(self) -> Resources:
+        return resources_of(self.log)
+
+
+def cache_directory() -> Path:
+    """Where compiled kernels are kept: $HEADRACE_CACHE, or headrace/kernels in the user's cache."""
+    if (chosen := os.environ.get("HEADRACE_CACHE")) is not None:
+        return Path(chosen)
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "headrace" / "kernels"
+
+
+def build(variant: Variant, *, cache: Path | None = None, progress: Callable[[str], None] | None = None) -> Binary:
+    """The binary of a variant, from the cache or compiled. `progress` gets one line if it is compiled.
+
+    Raises BuildError if it does not compile, or if NVRTC is not installed.
+    """
+    headers = {**STANDARD, **fixed_headers(), **variant.headers}
+    folder = cache if cache is not None else cache_directory()
+    place = folder / f"{cache_key(headers, compiler_version())}.cubin"
+    try:
+        return Binary(place.read_bytes(), place.with_suffix(".log").read_text(), 0.0)
+    except FileNotFoundError:
+        pass
+    if progress is not None:
+        progress("Compiling the decode kernel for this model and row capacity; the result is kept")
+    begun = time.monotonic()
+    cubin, log = compile_source(SOURCE, headers)
+    folder.mkdir(parents=True, exist_ok=True)
+    _publish(place.with_suffix(".log"), log.encode())  # first, so that a cubin never lacks its log
+    _publish(place, cubin)
+    return Binary(cubin, log, time.monotonic() - begun)
+
+
+def fixed_headers() -> dict[str, str]:
+    """The text of every header in include/, by its path there."""
+    return {str(path.relative_to(INCLUDE)): path.read_text() for path in sorted(INCLUDE.rglob("*.h"))}
+
+
+def cache_key(headers: dict[str, str], version: str) -> str:
+    """A name that differs whenever the outcome could."""
+    digest = hashlib.sha256()
+    for part in (version, *OPTIONS, SOURCE, *(text for name in sorted(headers) for text in (name, headers[name]))):
+        digest.update(f"{len(part)}:".encode())
+        digest.update(part.encode())
+    return digest.hexdigest()[:32]
+
+
+def compiler_version() -> str:
+    nvrtc = _nvrtc()
+    _, major, minor = nvrtc.nvrtcVersion()
+    return f"nvrtc {major}.{minor}"
+
+
+def compile_source(source: str, headers: dict[str, str]) -> tuple[bytes, str]:
+    """The cubin and the log. Raises BuildError with the log if the source is wrong."""
+    nvrtc = _nvrtc()
+    names = [name.encode() for name in headers]
+    texts = [text.encode() for text in headers.values()]
+    error, program = nvrtc.nvrtcCreateProgram(source.encode(), b"decode.cu", len(names), texts, names)
+    _succeed(nvrtc, error)
+    try:
+        options = [option.encode() for option in OPTIONS]
+        (outcome,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
+        _, size = nvrtc.nvrtcGetProgramLogSize(program)
+        buffer = b" " * size
+        nvrtc.nvrtcGetProgramLog(program, buffer)
+        log = buffer.rstrip(b"\0 ").decode(errors="replace")
+        if outcome != nvrtc.nvrtcResult.NVRTC_SUCCESS:
+            raise BuildError(f"the decode kernel does not compile:\n{log}")
+        error, size = nvrtc.nvrtcGetCUBINSize(program)
+        _succeed(nvrtc, error)
+        cubin = b" " * size
+        _succeed(nvrtc, nvrtc.nvrtcGetCUBIN(program, cubin)[0])
+        return cubin, log
+    finally:
+        nvrtc.nvrtcDestroyProgram(program)
+
+
+def resources_of(log: str) -> Resources:
+    """Read `ptxas -v`'s report. Raises BuildError if there is none."""
+    used = re.search(r"Used (\d+) registers", log)
+    memory = re.search(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", log)
+    if used is None or memory is None:
+        raise BuildError(f"the compiler's log has no resource report:\n{log}")
+    return Resources(int(used[1]), *(int(number) for number in memory.groups()))
+
+
+def _publish(place: Path, content: bytes) -> None:
+    with tempfile.NamedTemporaryFile(dir=place.parent, delete=False) as file:
+        file.write(content)
+    os.replace(file.name, place)
+
+
+def _nvrtc():  # type: ignore[no-untyped-def]  # the bindings have no types
+    try:
+        from cuda.bindings import nvrtc
+    except ImportError:
+        raise BuildError(
+            "the decode kernel is compiled with NVRTC, which is not installed: pip install 'headrace[gpu]'"
+        ) from None
+    return nvrtc
+
+
+def _succeed(nvrtc, error) -> None:  # type: ignore[no-untyped-def]
+    if error != nvrtc.nvrtcResult.NVRTC_SUCCESS:
+        raise BuildError(f"NVRTC: {error.name}")

@@ -1,0 +1,100 @@
+// The kernel: one persistent block an SM, which runs whole decode steps from embedding to sampled token.
+#pragma once
+
+#include "loader.h"
+#include "ops/attention.h"
+#include "ops/attention_merge.h"
+#include "ops/embed.h"
+#include "ops/expert_down.h"
+#include "ops/expert_up.h"
+#include "ops/ffn_down.h"
+#include "ops/ffn_up.h"
+#include "ops/lm_head.h"
+#include "ops/o_proj.h"
+#include "ops/qkv_proj.h"
+#include "ops/router.h"
+#include "ops/sample_commit.h"
+#include "ops/sample_pick.h"
+#include "ops/sample_select.h"
+#include "ops/sample_stats.h"
+
+__device__ __forceinline__ void run_task(Consumer& c, const TaskSlot& slot) {
+  const isa::Descriptor& task = slot.task;
+  switch (static_cast<isa::Opcode>(task.opcode)) {
+    case isa::Opcode::EMBED: return embed(c, task);
+    case isa::Opcode::ROUTER: return router(c, task);
+    case isa::Opcode::QKV_PROJ: return qkv_proj(c, task);
+    case isa::Opcode::ATTENTION: return attention(c, task);
+    case isa::Opcode::ATTENTION_MERGE: return attention_merge(c, task);
+    case isa::Opcode::O_PROJ: return o_proj(c, task);
+    case isa::Opcode::EXPERT_UP: return expert_up(c, slot);
+    case isa::Opcode::EXPERT_DOWN: return expert_down(c, task);
+    case isa::Opcode::FFN_UP: return ffn_up(c, task);
+    case isa::Opcode::FFN_DOWN: return ffn_down(c, task);
+    case isa::Opcode::LM_HEAD: return lm_head(c, task);
+    case isa::Opcode::SAMPLE_STATS: return sample_stats(c, task);
+    case isa::Opcode::SAMPLE_SELECT: return sample_select(c, task);
+    case isa::Opcode::SAMPLE_PICK: return sample_pick(c, task);
+    case isa::Opcode::SAMPLE_COMMIT: return sample_commit(c, task);
+    default: return;
+  }
+}
+
+// The consumers' whole life.
+__device__ __forceinline__ void consume(Shared& s, const Params& p) {
+  const int warp = threadIdx.x >> 5;
+  Consumer c{s, p, warp, static_cast<int32_t>(threadIdx.x & 31), warp / TILE_WARPS, warp % TILE_WARPS};
+  c.epoch = p.epoch + 1;
+  for (uint32_t taken = 0;; taken++) {
+    const uint32_t slot = taken % isa::TASK_SLOTS, parity = taken / isa::TASK_SLOTS & 1;
+    wait_barrier(s, p, &s.task_full[slot], parity, c.site(), Waited::TASK, slot);
+    c.number = s.tasks[slot].number;
+    const bool commits = s.tasks[slot].task.opcode == static_cast<int32_t>(isa::Opcode::SAMPLE_COMMIT);
+    run_task(c, s.tasks[slot]);
+    if (c.quit) return;
+    if (commits) {
+      if (s.ended) return;
+      c.epoch++;
+    }
+    __syncwarp();
+    if (c.lane == 0) ptx::barrier_arrive(&s.task_empty[slot], 1);
+  }
+}
+
+__device__ __forceinline__ void begin(Shared& s, const Params& p) {
+  if (threadIdx.x == 0) {
+    for (int n = 0; n < RING; n++) ptx::barrier_init(&s.page_full[n], 1), ptx::barrier_init(&s.page_empty[n], PAGE_ARRIVALS);
+    for (int n = 0; n < isa::TASK_SLOTS; n++)
+      ptx::barrier_init(&s.task_full[n], 1), ptx::barrier_init(&s.task_empty[n], CONSUMER_WARPS);
+    for (int n = 0; n < MESSAGES; n++) ptx::barrier_init(&s.message_full[n], 1), ptx::barrier_init(&s.message_empty[n], 1);
+    ptx::barrier_inits_done();
+    s.ended = s.aborted = 0;
+    for (int row = 0; row < ROWS; row++) {
+      const variant::RowInput& input = p.rows[row];
+      s.rows.active[row] = input.active;
+      s.rows.slot[row] = input.slot;
+      s.rows.token[row] = input.token;
+      s.rows.position[row] = input.position;
+      s.rows.made[row] = 0;
+    }
+    find_first_new(s.rows);
+  }
+  __syncthreads();
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1) decode(const __grid_constant__ Params p) {
+  extern __shared__ uint8_t memory[];
+  Shared& s = *reinterpret_cast<Shared*>((reinterpret_cast<uintptr_t>(memory) + 1023) & ~static_cast<uintptr_t>(1023));
+  begin(s, p);
+  if (threadIdx.x >= CONSUMERS) {
+    ptx::give_registers<isa::OTHER_REGISTERS>();
+    const int warp = threadIdx.x >> 5;
+    if (warp == LOADER_WARP)
+      load(s, p);
+    else if (threadIdx.x == PUBLISHER_WARP * 32)
+      publish(s, p);
+  } else {
+    ptx::take_registers<isa::CONSUMER_REGISTERS>();
+    consume(s, p);
+  }
+}

@@ -1,0 +1,136 @@
+// The loader: walks the list ahead of the consumers, step after step, hands them tasks, and keeps the ring full.
+//
+// One warp. All lanes follow the same path; lane 0 waits and copies. Only two kinds of pages depend on data: those of
+// experts, for which it waits for the router, and those of attention, for which it waits for the step before.
+#pragma once
+
+#include "items.h"
+#include "kv.h"
+#include "ring.h"
+#include "route.h"
+
+struct Loader {
+  Shared& s;
+  const Params& p;
+  int32_t lane;
+  RingFiller ring;
+  int32_t number = 0;       // of the task in the list
+  uint32_t handed = 0;      // tasks handed over
+  uint32_t epoch;
+
+  __device__ __forceinline__ Site site() const { return {Agent::LOADER, number}; }
+
+  // Copy `count` pages that follow one another. False if the launch is over.
+  __device__ __forceinline__ bool pages(const uint8_t* from, int count, uint32_t bytes) {
+    bool going = true;
+    if (lane == 0)
+      for (int i = 0; going && i < count; i++) going = ring.issue(s, p, from + static_cast<size_t>(i) * bytes, bytes, site());
+    return __shfl_sync(~0u, going, 0);
+  }
+};
+
+__device__ __forceinline__ bool load_experts_up(Loader& l, const isa::Descriptor& task, int first, int last) {
+  const uint32_t tile_bytes = task.pages_per_tile * task.page_bytes;
+  for (int item = first; item < last;) {
+    const int slot = item / task.tile_count, tile = item - slot * task.tile_count;
+    const int run = min(task.tile_count - tile, last - item);
+    const size_t unit = task.weights + static_cast<size_t>(l.s.route.expert[slot]) * task.expert_stride;
+    const uint8_t* from = l.p.weights + unit * isa::UNIT + static_cast<size_t>(tile) * tile_bytes;
+    if (!l.pages(from, run * task.pages_per_tile, task.page_bytes)) return false;
+    item += run;
+  }
+  return true;
+}
+
+__device__ __forceinline__ bool load_experts_down(Loader& l, const isa::Descriptor& task) {
+  for (int slot = 0; slot < l.s.route.count; slot++) {
+    const size_t unit = task.weights + static_cast<size_t>(l.s.route.expert[slot]) * task.expert_stride;
+    if (!l.pages(l.p.weights + unit * isa::UNIT, task.tile_count * task.pages_per_tile, task.page_bytes)) return false;
+  }
+  return true;
+}
+
+__device__ __forceinline__ bool load_attention(Loader& l, const isa::Descriptor& task) {
+  bool going = true;
+  each_run(l.s.rows, task.window, task.share, task.shares, [&](int row, int head, const Chunks& chunks, int low, int high) {
+    // The blocks of a run of chunks follow one another in the table.
+    const int begin = chunks.first + low * chunks.size;
+    const int end = min(chunks.first + high * chunks.size, chunks.last + 1);
+    for (int first = begin; going && first < end; first += isa::WARP) {
+      const int own = min(first + l.lane, end - 1);
+      const int block = kv::block_of(l.p, row, task.window, own);
+      for (int n = 0; going && n < isa::WARP && first + n < end; n++)
+        going = l.pages(kv::page(l.p, task.layer, __shfl_sync(~0u, block, n), head, 0), 2, task.page_bytes);
+    }
+  });
+  return going;
+}
+
+// Wait, find out what depends on data, hand the task over, copy its pages. False if the launch is over.
+__device__ __forceinline__ bool load_task(Loader& l, const int32_t* words) {
+  Shared& s = l.s;
+  const uint32_t slot = l.handed % isa::TASK_SLOTS, lap = l.handed / isa::TASK_SLOTS;
+  bool going = true;
+  if (l.lane == 0)
+    going = wait_barrier_or_end(s, l.p, &s.task_empty[slot], (lap & 1) ^ 1, l.site(), Waited::TASK_FREE, slot);
+  if (!__shfl_sync(~0u, going, 0)) return false;
+  TaskSlot& given = s.tasks[slot];
+  reinterpret_cast<int32_t*>(&given.task)[l.lane] = __ldg(words + l.lane);
+  __syncwarp();
+  const isa::Descriptor& task = given.task;
+  const auto opcode = static_cast<isa::Opcode>(task.opcode);
+  if (task.loader_counter && l.lane == 0)
+    wait_counter(s, l.p, task.loader_counter, (l.epoch - task.loader_lag) * static_cast<uint32_t>(task.loader_arrivals), l.site());
+  const bool over = *static_cast<volatile int32_t*>(&s.aborted) || *static_cast<volatile int32_t*>(&s.ended);
+  if (__any_sync(~0u, over)) return false;
+  if (task.loader_lag && l.lane == 0) ptx::global_before_bulk();  // KV that other SMs stored in the step before
+  int first = 0, last = 0;
+  if (opcode == isa::Opcode::EXPERT_UP) {
+    choose_experts(s, l.p, task);
+    const int64_t items = static_cast<int64_t>(s.route.count) * task.tile_count;
+    first = static_cast<int>(items * task.share / task.shares);
+    last = static_cast<int>(items * (task.share + 1) / task.shares);
+  }
+  if (l.lane == 0) {
+    given.first = first;
+    given.last = last;
+    given.number = l.number;
+  }
+  __syncwarp();
+  if (l.lane == 0) ptx::barrier_arrive(&s.task_full[slot], 1);
+  l.handed++;
+  switch (opcode) {
+    case isa::Opcode::ROUTER:
+    case isa::Opcode::QKV_PROJ:
+    case isa::Opcode::O_PROJ:
+    case isa::Opcode::FFN_UP:
+    case isa::Opcode::FFN_DOWN:
+    case isa::Opcode::LM_HEAD:
+      return l.pages(l.p.weights + static_cast<size_t>(task.weights) * isa::UNIT, task.tile_count * task.pages_per_tile, task.page_bytes);
+    case isa::Opcode::EXPERT_UP:
+      return load_experts_up(l, task, first, last);
+    case isa::Opcode::EXPERT_DOWN:
+      return load_experts_down(l, task);
+    case isa::Opcode::ATTENTION:
+      return load_attention(l, task);
+    default:
+      return true;
+  }
+}
+
+// The loader's whole life; one warp.
+__device__ __forceinline__ void load(Shared& s, const Params& p) {
+  Loader l{s, p, static_cast<int32_t>(threadIdx.x & 31), {}, 0, 0, p.epoch};
+  l.ring.policy = ptx::read_once_policy();
+  const int32_t* list = p.descriptors + static_cast<size_t>(blockIdx.x) * sizes::TASKS * isa::WORDS;
+  bool going = true;
+  for (int step = 0; going && step < p.steps; step++) {
+    l.epoch++;
+    for (l.number = 0; going && l.number < sizes::TASKS; l.number++) {
+      const int32_t* words = list + l.number * isa::WORDS;
+      if (__ldg(words) == static_cast<int32_t>(isa::Opcode::END)) break;
+      going = load_task(l, words);
+    }
+  }
+  if (l.lane == 0) l.ring.drain(s);
+}

@@ -1,0 +1,100 @@
+// SAMPLE_COMMIT: every SM finds the same token of every row, and moves its own copy of the rows on.
+#pragma once
+
+#include "sampling.h"
+
+struct Winner {
+  double value;
+  int token;
+  bool stop;
+};
+
+__device__ __forceinline__ Winner stronger(Winner a, Winner b) {
+  const bool second = b.token != NO_TOKEN &&
+                      (a.token == NO_TOKEN || b.value > a.value || (b.value == a.value && b.token < a.token));
+  return {second ? b.value : a.value, second ? b.token : a.token, a.stop || b.stop};
+}
+
+// The winner among all shares' candidates of a row, in every lane.
+__device__ __forceinline__ Winner winner_of(Consumer& c, const uint8_t* candidates, int row) {
+  Winner best{0, NO_TOKEN, false};
+  for (int share = c.lane; share < sizes::SMS; share += isa::WARP) {
+    const uint8_t* at = candidates + (static_cast<size_t>(share) * ROWS + row) * sizeof(isa::Candidate);
+    const uint4 words = ptx::load_shared_data(at);
+    const double value = __hiloint2double(words.y, words.x);
+    const int stop = ptx::load_shared_data(at + 16).x;
+    best = stronger(best, {value, static_cast<int>(words.z), stop != 0});
+  }
+#pragma unroll
+  for (int mask = 16; mask; mask >>= 1)
+    best = stronger(best, {__shfl_xor_sync(~0u, best.value, mask), __shfl_xor_sync(~0u, best.token, mask),
+                           __shfl_xor_sync(~0u, static_cast<int>(best.stop), mask) != 0});
+  return best;
+}
+
+// Feed the row its token next, or end it. One thread.
+__device__ __forceinline__ void move_on(Consumer& c, int row, int token) {
+  RowState& rows = c.s.rows;
+  const variant::RowInput& input = c.p.rows[row];
+  rows.token[row] = token;
+  rows.position[row]++;
+  rows.made[row]++;
+  bool over = token < 0 || rows.made[row] >= input.max_tokens;
+  for (int n = 0; !over && n < input.stop_count; n++) over = __ldg(c.p.stop_tokens + input.stop_first + n) == token;
+  if (over) rows.active[row] = 0;
+}
+
+// The lowest position that a step writes in each row's slot; one thread. Gives whether any row is active.
+__device__ __forceinline__ bool find_first_new(RowState& rows) {
+  bool any = false;
+  for (int row = 0; row < ROWS; row++) {
+    int lowest = rows.position[row];
+    for (int other = 0; other < ROWS; other++)
+      if (rows.active[other] && rows.slot[other] == rows.slot[row]) lowest = min(lowest, rows.position[other]);
+    rows.first_new[row] = lowest;
+    any = any || rows.active[row];
+  }
+  return any;
+}
+
+__device__ __forceinline__ void tell_host(Consumer& c, uint32_t step) {
+  for (int row = 0; row < ROWS; row++) c.p.tokens[step * ROWS + row] = c.s.next_token[row];
+  ptx::store_to_host(&c.p.host->steps, static_cast<int32_t>(step + 1));
+}
+
+constexpr int ABSENT = -2;  // in the token ring: the row had ended
+
+__device__ __forceinline__ void sample_commit(Consumer& c, const isa::Descriptor& task) {
+  if (!begin_task(c, task)) return;
+  RowState& rows = c.s.rows;
+  const uint8_t* candidates = buffer_at(c.p, task.input);
+  if (threadIdx.x == 0) c.s.stop_seen = 0;
+  c.meet_all();
+  for (int row = c.warp; row < ROWS; row += CONSUMER_WARPS) {
+    if (!rows.active[row]) {
+      if (c.lane == 0) c.s.next_token[row] = ABSENT;
+      continue;
+    }
+    const Winner winner = winner_of(c, candidates, row);
+    if (c.lane != 0) continue;
+    const bool finite = winner.value - winner.value == 0;
+    c.s.next_token[row] = finite ? winner.token : NO_TOKEN;
+    if (winner.stop) c.s.stop_seen = 1;
+  }
+  c.meet_all();
+  if (threadIdx.x < ROWS && c.s.next_token[threadIdx.x] != ABSENT) move_on(c, threadIdx.x, c.s.next_token[threadIdx.x]);
+  c.meet_all();
+  if (threadIdx.x == 0) {
+    const bool any = find_first_new(rows);
+    const uint32_t step = c.epoch - c.p.epoch - 1;
+    if (task.flags & static_cast<int32_t>(isa::Flag::WRITER)) tell_host(c, step);
+    // All that this SM's consumers stored in KV pages, for the copy engines of all SMs.
+    ptx::fence_device();
+    ptx::global_before_bulk();
+    claim_message(c.s, c.p, c.sequence, c.site());
+    submit_message(c.s, c.p, c.sequence, nullptr, c.s.payload[0], 0, task.signal_counter, task.signal_amount);
+    if (!any || c.s.stop_seen || static_cast<int32_t>(step + 1) == c.p.steps) *static_cast<volatile int32_t*>(&c.s.ended) = 1;
+  }
+  c.sequence++;
+  c.meet_all();
+}

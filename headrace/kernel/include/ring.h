@@ -1,0 +1,59 @@
+// The ring of pages. The loader fills it in the order of the tasks and runs ahead across tasks, layers and steps. At
+// most IN_FLIGHT pages are issued and not landed: more would only queue in memory, and every signal behind them.
+#pragma once
+
+#include "wait.h"
+
+// Where the consumers are in the ring. Each warp keeps its own, all alike at the start of a task.
+struct RingPlace {
+  int32_t slot = 0;
+  uint32_t parity = 0;
+
+  __device__ __forceinline__ void advance(int pages) {
+    slot += pages;
+    if (slot < RING) return;
+    const int laps = slot / RING;
+    slot -= laps * RING;
+    parity ^= laps & 1;
+  }
+};
+
+// A page has been read by this warp, which is one of `sharers` that read it; for all lanes.
+__device__ __forceinline__ void release_page(Shared& s, int slot, int sharers) {
+  __syncwarp();
+  if ((threadIdx.x & 31) == 0) ptx::barrier_arrive(&s.page_empty[slot], PAGE_ARRIVALS / sharers);
+}
+
+// The loader's side; one thread.
+struct RingFiller {
+  int32_t slot = 0, landed_slot = 0;
+  uint32_t parity = 1, landed_parity = 0;  // an empty ring passes for one that has been freed
+  int32_t in_flight = 0;
+  uint64_t policy = 0;
+
+  // Bring the next page in. False if the launch ended first.
+  __device__ __forceinline__ bool issue(Shared& s, const Params& p, const uint8_t* from, uint32_t bytes, Site site) {
+    if (!wait_barrier_or_end(s, p, &s.page_empty[slot], parity, site, Waited::PAGE_FREE, slot)) return false;
+    if (in_flight == sizes::IN_FLIGHT) await_oldest(s, p, site);
+    ptx::barrier_expect(&s.page_full[slot], bytes);
+    ptx::bulk_load(s.ring[slot], from, bytes, &s.page_full[slot], policy);
+    in_flight++;
+    if (++slot == RING) slot = 0, parity ^= 1;
+    return true;
+  }
+
+  __device__ __forceinline__ void await_oldest(Shared& s, const Params& p, Site site) {
+    wait_barrier(s, p, &s.page_full[landed_slot], landed_parity, site, Waited::PAGE_LANDED, landed_slot);
+    if (++landed_slot == RING) landed_slot = 0, landed_parity ^= 1;
+    in_flight--;
+  }
+
+  // Nothing may land in shared memory after the block has ended.
+  __device__ __forceinline__ void drain(Shared& s) {
+    for (; in_flight > 0; in_flight--) {
+      while (!ptx::barrier_passed(&s.page_full[landed_slot], landed_parity)) {
+      }
+      if (++landed_slot == RING) landed_slot = 0, landed_parity ^= 1;
+    }
+  }
+};

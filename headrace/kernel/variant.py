@@ -1,0 +1,83 @@
+"""One kernel for one plan: the header of what is fixed when it is compiled, beside `isa.h` and `sizes.h`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from headrace.kernel.records import HOST_LINK, PARAMS, ROW_INPUT, struct
+from headrace.step.isa import Buffer, Field, Opcode, Pairing
+from headrace.step.isa_header import sizes_header
+from headrace.step.plan import Plan
+
+_OWNERS = (Opcode.EMBED, Opcode.O_PROJ, Opcode.FFN_DOWN, Opcode.EXPERT_DOWN)
+
+
+class VariantError(ValueError):
+    """A plan that the kernel cannot run; the message says why."""
+
+
+@dataclass(frozen=True)
+class Variant:
+    """The generated headers by name: the whole input of a compilation besides the fixed headers."""
+
+    headers: dict[str, str]
+
+
+def variant_of(plan: Plan, *, strict: bool = False) -> Variant:
+    """The headers for a plan. `strict` orders memory by release and acquire everywhere.
+
+    Raises VariantError for a plan with operations that the kernel does not have.
+    """
+    words = plan.descriptors
+    if (words[..., Field.ROPE] == Pairing.HALF_SPLIT).any():
+        raise VariantError("the kernel has no rotary pairs half a head apart (Llama): decode with 'torch'")
+    if plan.sizes.group > 8 or plan.sizes.head_dim % 32:
+        raise VariantError(
+            f"the kernel takes up to 8 query heads a KV head and heads of a multiple of 32, "
+            f"not {plan.sizes.group} and {plan.sizes.head_dim}: decode with 'torch'"
+        )
+    return Variant({"sizes.h": sizes_header(plan), "variant.h": _variant_header(plan, strict)})
+
+
+def _variant_header(plan: Plan, strict: bool) -> str:
+    lines = [
+        "// Generated for one plan.\n#pragma once\n\n#include <cstdint>\n\n",
+        '#include "sizes.h"\n\nnamespace variant {\n\n',
+        f"constexpr bool STRICT = {str(strict).lower()};\n",
+        f"constexpr int RESIDUAL_TILES = {_owned_tiles(plan)};  // the most that one SM owns\n",
+        "template <int... WIDTHS>\nstruct Widths {};\n",
+        f"using FfnDown = Widths<{_widths(plan, Opcode.FFN_DOWN)}>;\n",
+        f"using ExpertDown = Widths<{_widths(plan, Opcode.EXPERT_DOWN)}>;\n",
+        f"constexpr int PARAMS_BYTES = {PARAMS.itemsize};\n",
+        *struct("RowInput", ROW_INPUT),
+        *struct("HostLink", HOST_LINK),
+        *_offsets(plan),
+        "\n}  // namespace variant\n",
+    ]
+    return "".join(lines)
+
+
+def _owned_tiles(plan: Plan) -> int:
+    words = plan.descriptors
+    owns = (words[..., Field.OPCODE, None] == [int(opcode) for opcode in _OWNERS]).any(axis=-1)
+    return max(int(words[owns][:, Field.TILE_COUNT].max(initial=1)), 1)
+
+
+def _widths(plan: Plan, opcode: Opcode) -> str:
+    """The different K of an operation, in order."""
+    words = plan.descriptors
+    return ", ".join(
+        str(k) for k in sorted({int(k) for k in words[words[..., Field.OPCODE] == opcode][:, Field.K]})
+    )
+
+
+def _offsets(plan: Plan) -> list[str]:
+    """A function from a Buffer to where it begins in the arena."""
+    text = sizes_header(plan)
+    present = [buffer for buffer in Buffer if f" {buffer.name}_OFFSET =" in text]
+    cases = [f"    case {int(buffer)}: return sizes::{buffer.name}_OFFSET;\n" for buffer in present]
+    return [
+        "__device__ __forceinline__ int64_t offset_of(int32_t buffer) {\n  switch (buffer) {\n",
+        *cases,
+        "    default: return 0;\n  }\n}\n",
+    ]
