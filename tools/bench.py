@@ -110,8 +110,9 @@ def machine() -> str:
 
 
 def commit() -> str:
-    run = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
-    return run.stdout.strip() or "unknown"
+    command = ["git", "rev-parse", "--verify", "HEAD"]
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    return run.stdout.strip() if not run.returncode else "unknown"
 
 
 def main() -> None:
