@@ -110,6 +110,12 @@ ONE_FAULT = {
         Opcode.EXPERT_UP,
         r"counter up\[2\] is signalled for more than one output",
     ),
+    "arrivals at no counter": (
+        assign(Opcode.SAMPLE_STATS, None, wait_arrivals=3),
+        Check.TARGETS,
+        Opcode.SAMPLE_STATS,
+        "WAIT_ARRIVALS is 3 without a counter",
+    ),
     "too few KV heads waited for": (
         assign(Opcode.ATTENTION, 2, wait_span=1),
         Check.TARGETS,
@@ -188,6 +194,12 @@ ONE_FAULT = {
         Check.COVERAGE,
         Opcode.SAMPLE_COMMIT,
         "5 SMs are the WRITER",
+    ),
+    "a flag that means nothing here": (
+        assign(Opcode.SAMPLE_COMMIT, None, one=False, flags=int(Flag.WRITER | Flag.HALVE)),
+        Check.COVERAGE,
+        Opcode.SAMPLE_COMMIT,
+        "its only flag is WRITER",
     ),
     # pages
     "the wrong weights": (

@@ -172,6 +172,8 @@ def _writer(table: Table) -> Iterator[Fault]:
     for opcode in (Opcode.SAMPLE_PICK, Opcode.SAMPLE_COMMIT):
         for group in table.groups(opcode):
             speaks = (group[Field.FLAGS] & Flag.WRITER) != 0
+            if (other := group[Field.FLAGS] & ~int(Flag.WRITER) != 0).any():
+                yield group.fault(Check.COVERAGE, "its only flag is WRITER", other)
             writers.append(group.sms[speaks].tolist())
             if speaks.sum() != 1:
                 yield group.fault(Check.COVERAGE, f"{speaks.sum()} SMs are the WRITER, and one must be")

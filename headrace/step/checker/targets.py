@@ -33,6 +33,11 @@ def check_targets(table: Table) -> list[Fault]:
 
 def _waits(table: Table, added: Ints, counter: Field, target: Field) -> Iterator[Fault]:
     words = table.words
+    for index in np.flatnonzero((words[:, counter] == 0) & (words[:, target] != 0))[:1]:
+        task = words[index]
+        message = f"{target.name} is {task[target]} without a counter"
+        opcode, layer, sm = Opcode(task[Field.OPCODE]), int(task[Field.LAYER]), int(table.sms[index])
+        yield Fault(Check.TARGETS, message, opcode, layer, sm)
     spans = np.where(counter == Field.WAIT_COUNTER, np.maximum(words[:, Field.WAIT_SPAN], 1), 1)
     for offset in range(int(spans.max(initial=1))):
         waits = np.flatnonzero((words[:, counter] > 0) & (spans > offset))

@@ -1,0 +1,47 @@
+"""Fields of single tasks changed at random: the checker sees it, unless the change does no harm."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+from headrace.step.checker import check
+from headrace.step.isa import USED, Field, Opcode
+from tests.step.breaking import PLAN, SMS
+
+# Waits of one task that something else makes sure of already (test_checker.REDUNDANT says what, for all tasks
+# at once; for one task there are more), and the first of no tiles.
+HARMLESS = {
+    (Opcode.ATTENTION, Field.LOADER_COUNTER),
+    (Opcode.ATTENTION, Field.LOADER_LAG),
+    (Opcode.ATTENTION_MERGE, Field.WAIT_COUNTER),
+    (Opcode.EXPERT_UP, Field.WAIT_COUNTER),
+    (Opcode.EXPERT_UP, Field.SECOND_COUNTER),
+    (Opcode.EXPERT_DOWN, Field.WAIT_COUNTER),
+    (Opcode.EXPERT_DOWN, Field.SECOND_COUNTER),
+    (Opcode.EXPERT_DOWN, Field.LOADER_COUNTER),
+    (Opcode.EXPERT_DOWN, Field.LOADER_LAG),
+    (Opcode.FFN_UP, Field.WAIT_COUNTER),
+    (Opcode.FFN_DOWN, Field.WAIT_COUNTER),
+    (Opcode.QKV_PROJ, Field.WAIT_COUNTER),
+    (Opcode.SAMPLE_PICK, Field.SECOND_COUNTER),
+    (Opcode.SAMPLE_STATS, Field.FIRST_TILE),
+    (Opcode.SAMPLE_SELECT, Field.FIRST_TILE),
+    (Opcode.SAMPLE_PICK, Field.FIRST_TILE),
+}
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
+@given(sm=st.integers(0, SMS - 1), data=st.data())
+def test_a_changed_field_is_noticed(sm: int, data: st.DataObject) -> None:
+    words = PLAN.descriptors.copy()
+    task = data.draw(st.integers(0, int(PLAN.lengths[sm]) - 1))
+    opcode = Opcode(words[sm, task, Field.OPCODE])
+    field = data.draw(st.sampled_from(USED[opcode]))
+    assume((opcode, field) not in HARMLESS)
+    value = int(words[sm, task, field])
+    others = st.sampled_from([value - 1, value + 1, 2 * value, 0]) | st.integers(0, len(PLAN.counters) - 1)
+    words[sm, task, field] = data.draw(others.filter(lambda other: other != value))
+    assert check(replace(PLAN, descriptors=words))
