@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -114,6 +115,49 @@ def check(flags: PlanFlags) -> None:
         raise typer.Exit(UNSOUND)
 
 
+def draw(
+    flags: PlanFlags,
+    image: Annotated[
+        Path | None, typer.Option(help="Where the picture goes, an SVG.", show_default=False)
+    ] = None,
+    trace: Annotated[
+        Path | None, typer.Option(help="Where the trace goes, for ui.perfetto.dev.", show_default=False)
+    ] = None,
+    context: Annotated[int, typer.Option(help="Tokens that every row has.")] = 8192,
+    layer: Annotated[int, typer.Option(help="The first of two layers shown at close range.")] = 4,
+) -> None:
+    """Predict how long a step takes, and draw what every SM does meanwhile.
+
+    Constants are those of an H200. Example: headrace plan draw --synthetic north-mini-code --image step.svg
+    """
+    from headrace.step.cost import Costs, simulate
+    from headrace.step.draw import verdict, write_picture, write_trace
+    from headrace.step.workload import plan_works
+
+    config = flags.config()
+    if not 1 <= context <= config.max_positions:
+        raise console.RefusedError(f"--context {context} is not from 1 to {config.max_positions}")
+    if not 0 <= layer < config.num_layers:
+        raise console.RefusedError(f"there is no layer {layer}: the model has 0 to {config.num_layers - 1}")
+    plan = flags.build()
+    timeline = simulate(
+        plan_works(plan, context=context),
+        ring_pages=plan.machine.ring_pages,
+        in_flight=plan.machine.in_flight,
+        costs=Costs(),
+    )
+    console.out.print(verdict(timeline))
+    if image is not None:
+        name = flags.synthetic or flags.model
+        rows = "1 row" if flags.rows == 1 else f"{flags.rows} rows"
+        title = f"One decode step of {name}: {rows}, {context:,} tokens of context, {flags.sms} SMs"
+        with image.open("w", encoding="utf-8") as file:
+            write_picture(timeline, file, title=title, layer=layer)
+    if trace is not None:
+        with trace.open("w", encoding="utf-8") as file:
+            write_trace(timeline, file)
+
+
 def _figures(plan: Plan) -> Table:
     from headrace.step.report import summary
 
@@ -123,5 +167,5 @@ def _figures(plan: Plan) -> Table:
     return table
 
 
-for each in (show, check):
+for each in (show, check, draw):
     command(plan_app)(each)
