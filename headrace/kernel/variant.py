@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from headrace.kernel.records import HOST_LINK, PARAMS, ROW_INPUT, struct
+from headrace.step.buffers import arena, buffer_specs
 from headrace.step.isa import Buffer, Field, Opcode, Pairing
 from headrace.step.isa_header import sizes_header
 from headrace.step.plan import Plan
@@ -72,12 +73,7 @@ def _widths(plan: Plan, opcode: Opcode) -> str:
 
 
 def _offsets(plan: Plan) -> list[str]:
-    """A function from a Buffer to where it begins in the arena."""
-    text = sizes_header(plan)
-    present = [buffer for buffer in Buffer if f" {buffer.name}_OFFSET =" in text]
-    cases = [f"    case {int(buffer)}: return sizes::{buffer.name}_OFFSET;\n" for buffer in present]
-    return [
-        "__device__ __forceinline__ int64_t offset_of(int32_t buffer) {\n  switch (buffer) {\n",
-        *cases,
-        "    default: return 0;\n  }\n}\n",
-    ]
+    """Where each Buffer begins in the arena, by its number; 0 for those outside."""
+    offsets, _ = arena(buffer_specs(plan.sizes))
+    numbers = ", ".join(str(offsets.get(buffer, 0)) for buffer in Buffer)
+    return [f"__constant__ const int64_t OFFSETS[] = {{{numbers}}};\n"]

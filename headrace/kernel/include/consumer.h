@@ -4,20 +4,25 @@
 #include "publish.h"
 #include "ring.h"
 
+// Few of these are registers for long: what can be had from the thread's number or shared memory is not kept.
 struct Consumer {
   Shared& s;
   const Params& p;
-  int32_t warp, lane;
-  int32_t group, part;      // of tiles: which group of warps this is in, and its place in there
   RingPlace ring;
-  uint32_t sequence = 0;    // messages of all tasks before this one
-  uint32_t turn = 0;        // tiles that this warp's group has added up
-  uint32_t epoch;           // of the step at hand, counted from 1
-  int32_t number = 0;       // of the task, for the watchdog
-  uint32_t begun = 0;       // tasks
-  bool quit = false;        // the launch was aborted
+  uint32_t sequence;  // messages of all tasks before this one
+  uint32_t turn;      // tiles that this warp's group has added up
+  uint32_t begun;     // tasks
+  bool quit;          // the launch was aborted
+  uint32_t thread;    // threadIdx.x, forgotten from task to task: or addresses of all operations would fill registers
 
-  __device__ __forceinline__ Site site() const { return {Agent::CONSUMER, number}; }
+  __device__ __forceinline__ int warp() const { return thread >> 5; }
+  __device__ __forceinline__ int lane() const { return thread & 31; }
+  // Of tiles: which group of warps this one is in, and its place in there.
+  __device__ __forceinline__ int group() const { return warp() / TILE_WARPS; }
+  __device__ __forceinline__ int part() const { return warp() % TILE_WARPS; }
+
+  // For the watchdog: the number is read only when it strikes.
+  __device__ __forceinline__ Site site() const { return {Agent::CONSUMER, static_cast<int32_t>(begun)}; }
 
   // All consumers.
   __device__ __forceinline__ void meet_all() const { ptx::meet(ALL_CONSUMERS, CONSUMERS); }
@@ -27,22 +32,22 @@ struct Consumer {
     if (WIDE)
       meet_all();
     else
-      ptx::meet(FIRST_GROUP + group, isa::GROUP_THREADS);
+      ptx::meet(FIRST_GROUP + group(), isa::GROUP_THREADS);
   }
 
   // Which group of tiles `index` of a task is for.
-  __device__ __forceinline__ bool owns_tile(int index) const { return index % TILE_GROUPS == group; }
+  __device__ __forceinline__ bool owns_tile(int index) const { return index % TILE_GROUPS == group(); }
 
   // Whether it is this warp's turn to finish the tile that its group is at.
-  __device__ __forceinline__ bool finishes() const { return static_cast<int>(turn % TILE_WARPS) == part; }
+  __device__ __forceinline__ bool finishes() const { return static_cast<int>(turn % TILE_WARPS) == part(); }
 };
 
 // Let one thread do a task's waits for all; then all consumers meet. False if the launch was aborted: every consumer
 // gets the same answer, so none is left at a barrier. Two words take turns, as a slow warp may still read the last one.
 template <typename Waits>
 __device__ __forceinline__ bool begin_after(Consumer& c, Waits waits) {
-  volatile int32_t& quit = c.s.quit[c.begun++ & 1];
-  if (threadIdx.x == 0) {
+  volatile int32_t& quit = c.s.quit[c.begun & 1];
+  if (c.thread == 0) {
     waits();
     quit = *static_cast<volatile int32_t*>(&c.s.aborted);
   }
@@ -52,7 +57,7 @@ __device__ __forceinline__ bool begin_after(Consumer& c, Waits waits) {
 }
 
 __device__ __forceinline__ void wait_for(Consumer& c, int32_t counter, int32_t arrivals) {
-  if (counter) wait_counter(c.s, c.p, counter, c.epoch * static_cast<uint32_t>(arrivals), c.site());
+  if (counter) wait_counter(c.s, c.p, counter, c.s.epoch * static_cast<uint32_t>(arrivals), c.site());
 }
 
 // The waits that the descriptor names.
@@ -66,7 +71,7 @@ __device__ __forceinline__ bool begin_task(Consumer& c, const isa::Descriptor& t
 // A signal with no data, for tasks that publish nothing else. For all consumers; counts as one message.
 __device__ __forceinline__ void signal_only(Consumer& c, const isa::Descriptor& task) {
   if (!task.signal_counter) return;
-  if (threadIdx.x == 0) {
+  if (c.thread == 0) {
     claim_message(c.s, c.p, c.sequence, c.site());
     submit_message(c.s, c.p, c.sequence, nullptr, c.s.payload[0], 0, task.signal_counter, task.signal_amount);
   }
@@ -78,7 +83,7 @@ __device__ __forceinline__ void send_tile(Consumer& c, const isa::Descriptor& ta
                                           int count, uint32_t bytes) {
   ptx::shared_before_bulk();
   __syncwarp();
-  if (c.lane != 0) return;
+  if (c.lane() != 0) return;
   const uint32_t sequence = c.sequence + index;
   const bool last = index == count - 1;
   submit_message(c.s, c.p, sequence, buffer_at(c.p, buffer) + static_cast<size_t>(tile) * bytes,

@@ -42,22 +42,17 @@ __device__ __forceinline__ void run_task(Consumer& c, const TaskSlot& slot) {
 
 // The consumers' whole life.
 __device__ __forceinline__ void consume(Shared& s, const Params& p) {
-  const int warp = threadIdx.x >> 5;
-  Consumer c{s, p, warp, static_cast<int32_t>(threadIdx.x & 31), warp / TILE_WARPS, warp % TILE_WARPS};
-  c.epoch = p.epoch + 1;
-  for (uint32_t taken = 0;; taken++) {
-    const uint32_t slot = taken % isa::TASK_SLOTS, parity = taken / isa::TASK_SLOTS & 1;
-    wait_barrier(s, p, &s.task_full[slot], parity, c.site(), Waited::TASK, slot);
-    c.number = s.tasks[slot].number;
+  Consumer c{s, p, {}, 0, 0, 0, false, threadIdx.x};
+  while (true) {
+    ptx::forget(c.thread);
+    const uint32_t slot = c.begun % isa::TASK_SLOTS;
+    wait_barrier(s, p, &s.task_full[slot], c.begun / isa::TASK_SLOTS & 1, c.site(), Waited::TASK, slot);
     const bool commits = s.tasks[slot].task.opcode == static_cast<int32_t>(isa::Opcode::SAMPLE_COMMIT);
     run_task(c, s.tasks[slot]);
-    if (c.quit) return;
-    if (commits) {
-      if (s.ended) return;
-      c.epoch++;
-    }
+    if (c.quit || (commits && is_set(s.ended))) return;
+    c.begun++;
     __syncwarp();
-    if (c.lane == 0) ptx::barrier_arrive(&s.task_empty[slot], 1);
+    if (c.lane() == 0) ptx::barrier_arrive(&s.task_empty[slot], 1);
   }
 }
 
@@ -69,6 +64,7 @@ __device__ __forceinline__ void begin(Shared& s, const Params& p) {
     for (int n = 0; n < MESSAGES; n++) ptx::barrier_init(&s.message_full[n], 1), ptx::barrier_init(&s.message_empty[n], 1);
     ptx::barrier_inits_done();
     s.ended = s.aborted = 0;
+    s.epoch = p.epoch + 1;
     for (int row = 0; row < ROWS; row++) {
       const variant::RowInput& input = p.rows[row];
       s.rows.active[row] = input.active;
@@ -83,8 +79,8 @@ __device__ __forceinline__ void begin(Shared& s, const Params& p) {
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) decode(const __grid_constant__ Params p) {
-  extern __shared__ uint8_t memory[];
-  Shared& s = *reinterpret_cast<Shared*>((reinterpret_cast<uintptr_t>(memory) + 1023) & ~static_cast<uintptr_t>(1023));
+  extern __shared__ __align__(128) uint8_t memory[];
+  Shared& s = *reinterpret_cast<Shared*>(memory);
   begin(s, p);
   if (threadIdx.x >= CONSUMERS) {
     ptx::give_registers<isa::OTHER_REGISTERS>();

@@ -1,5 +1,10 @@
 // Tiles of output rows: activations of all rows in registers, weights from the ring, sums across warps.
 //
+// In mma.sync.m16n8k16 the weights are the 16-row operand and eight rows of activations the other. A lane's 16 bytes
+// of weights x, y, z, w (8 columns of one row) are that operand just as they are loaded, if the tensor core takes x, z
+// for row g and y, w for row g + 8: then one product with the activations' X, Z is right in its upper half, and one
+// with Y, W in its lower half. The other halves are thrown away: arithmetic is free here, registers are not.
+//
 // A tile is 8 rows of weights and all K columns, in blocks of 32 columns (headrace/step/layout.py). The warps that
 // share a tile take its blocks in turn: of each page, block b goes to warp b % 8 of eight, or to warp b % 4 of four.
 // The order of every sum is that of eight warps whichever it is, so a row has the same bits at every row capacity:
@@ -26,8 +31,8 @@ struct Columns {
   static constexpr bool EVEN = PER_PAGE % TILE_WARPS == 0;
 };
 
-// A warp's columns of the activations, as the tensor cores' first operand: lane 4g + c has 8 columns of row g in each
-// of the warp's blocks, and of row g + 8 where the rows are many.
+// A warp's columns of the activations: lane 4g + c has 8 columns of row g in each of the warp's blocks, and of row
+// g + 8 where the rows are many. In the order X, Z, Y, W when they are multiplied, so that operands are neighbours.
 template <int K>
 struct Activations {
   uint4 low[Columns<K>::PAGES * Columns<K>::OWN];
@@ -37,18 +42,18 @@ struct Activations {
 // Whether the warp has an i-th block in a page.
 template <int K>
 __device__ __forceinline__ bool has_block(const Consumer& c, int i) {
-  return Columns<K>::EVEN || i * TILE_WARPS + c.part < Columns<K>::PER_PAGE;
+  return Columns<K>::EVEN || i * TILE_WARPS + c.part() < Columns<K>::PER_PAGE;
 }
 
-// Fetch activations from a tile-major buffer, from its tile `first` on.
+// Fetch activations from a tile-major buffer, in the order X, Y, Z, W.
 template <int K>
 __device__ __forceinline__ void load_activations(const Consumer& c, const uint8_t* from, Activations<K>& a) {
   using C = Columns<K>;
-  const int row = c.lane >> 2, quarter = c.lane & 3;
+  const int row = c.lane() >> 2, quarter = c.lane() & 3;
   const uint8_t* own = from + (quarter * ROWS + row) * 16;
 #pragma unroll
   for (int j = 0; j < C::PAGES * C::OWN; j++) {
-    const int i = j % C::OWN, block = j / C::OWN * C::PER_PAGE + i * TILE_WARPS + c.part;
+    const int i = j % C::OWN, block = j / C::OWN * C::PER_PAGE + i * TILE_WARPS + c.part();
     const uint8_t* at = own + static_cast<size_t>(block) * (4 * ROWS * 16);
     const bool there = has_block<K>(c, i);
     a.low[j] = there && (ROWS >= 8 || row < ROWS) ? ptx::load_shared_data(at) : make_uint4(0, 0, 0, 0);
@@ -56,38 +61,57 @@ __device__ __forceinline__ void load_activations(const Consumer& c, const uint8_
   }
 }
 
-// Sums of a tile half (8 rows of weights): [half of the pages' blocks][k step], of which WIDE has but one half.
+// Fetched activations in the order in which they are multiplied.
+template <int K>
+__device__ __forceinline__ void arrange(const Activations<K>& fetched, Activations<K>& a) {
+  constexpr int COUNT = Columns<K>::PAGES * Columns<K>::OWN;
+#pragma unroll
+  for (int j = 0; j < COUNT; j++) {
+    // Read whole before it is written: both may be the same.
+    a.low[j] = make_uint4(fetched.low[j].x, fetched.low[j].z, fetched.low[j].y, fetched.low[j].w);
+    if constexpr (WIDE) a.high[j] = make_uint4(fetched.high[j].x, fetched.high[j].z, fetched.high[j].y, fetched.high[j].w);
+  }
+}
+
+// Sums of a tile half (8 rows of weights): [rows of activations from 8n on][half of the pages' blocks][X and Z, or Y
+// and W]. Where there are eight warps a page has but one half.
 struct Sums {
-  float value[WIDE ? 2 : 4][4];
+  static constexpr int EIGHTS = WIDE ? 2 : 1, PARTS = WIDE ? 1 : 2;
+  float value[EIGHTS][PARTS][2][4];
 };
+
+constexpr int LOADED = 4;  // blocks that a warp holds at once: registers are short where K is 4,096
 
 // Multiply 8 rows of weights, whose pages are the next in the ring.
 template <int K>
 __device__ __forceinline__ void multiply(Consumer& c, RingPlace& ring, const Activations<K>& a, Sums& sums) {
   using C = Columns<K>;
 #pragma unroll
-  for (int n = 0; n < (WIDE ? 2 : 4); n++)
-#pragma unroll
-    for (int j = 0; j < 4; j++) sums.value[n][j] = 0;
+  for (int n = 0; n < Sums::EIGHTS * Sums::PARTS * 2 * 4; n++) (&sums.value[0][0][0][0])[n] = 0;
 #pragma unroll
   for (int page = 0; page < C::PAGES; page++) {
     wait_barrier(c.s, c.p, &c.s.page_full[ring.slot], ring.parity, c.site(), Waited::PAGE_LANDED, ring.slot);
-    const uint4* from = reinterpret_cast<const uint4*>(c.s.ring[ring.slot]) + c.part * 32 + c.lane;
-    uint4 b[C::OWN];
+    const uint4* from = reinterpret_cast<const uint4*>(c.s.ring[ring.slot]) + c.part() * 32 + c.lane();
 #pragma unroll
-    for (int i = 0; i < C::OWN; i++)
-      b[i] = has_block<K>(c, i) ? from[i * TILE_WARPS * 32] : make_uint4(0, 0, 0, 0);
-    release_page(c.s, ring.slot, TILE_WARPS);
-    ring.advance(1);
+    for (int begin = 0; begin < C::OWN; begin += LOADED) {
+      uint4 b[LOADED];
 #pragma unroll
-    for (int i = 0; i < C::OWN; i++) {
-      if (!has_block<K>(c, i)) continue;
-      const int n = WIDE ? 0 : (i & 1) * 2;
-      const uint4 low = a.low[page * C::OWN + i];
-      const uint4 high = WIDE ? a.high[page * C::OWN + i] : make_uint4(0, 0, 0, 0);
-      ptx::multiply_add(sums.value[n], low.x, high.x, low.y, high.y, b[i].x, b[i].y);
-      ptx::multiply_add(sums.value[n + 1], low.z, high.z, low.w, high.w, b[i].z, b[i].w);
+      for (int i = 0; i < LOADED && begin + i < C::OWN; i++)
+        b[i] = has_block<K>(c, begin + i) ? from[(begin + i) * TILE_WARPS * 32] : make_uint4(0, 0, 0, 0);
+      if (begin + LOADED >= C::OWN) release_page(c.s, c.lane(), ring.slot, TILE_WARPS);
+#pragma unroll
+      for (int i = 0; i < LOADED && begin + i < C::OWN; i++) {
+        if (!has_block<K>(c, begin + i)) continue;
+        const int part = WIDE ? 0 : (begin + i) & 1, j = page * C::OWN + begin + i;
+#pragma unroll
+        for (int n = 0; n < Sums::EIGHTS; n++) {
+          const uint4 x = n ? a.high[WIDE ? j : 0] : a.low[j];
+          ptx::multiply_add(sums.value[n][part][0], b[i].x, b[i].y, b[i].z, b[i].w, x.x, x.y);
+          ptx::multiply_add(sums.value[n][part][1], b[i].x, b[i].y, b[i].z, b[i].w, x.z, x.w);
+        }
+      }
     }
+    ring.advance(1);
   }
 }
 
@@ -95,44 +119,44 @@ __device__ __forceinline__ void multiply(Consumer& c, RingPlace& ring, const Act
 // g + 8 where the rows are many; HALVES is 2 for the tiles of 16 weight rows.
 template <int HALVES>
 struct Results {
-  float2 value[HALVES][WIDE ? 2 : 1];
+  float2 value[HALVES][Sums::EIGHTS];
 };
 
 // Add up a tile's sums across its warps, in the order above. For all its warps; true for the one that finishes it.
 template <int HALVES>
 __device__ __forceinline__ bool add_up(Consumer& c, const Sums (&sums)[HALVES], Results<HALVES>& results) {
-  constexpr int VALUES = WIDE ? 2 : 1;
   auto& buffer = c.s.sums[c.turn & 1];
-  const int own = WIDE ? c.warp : c.group * 4 + c.part;
 #pragma unroll
-  for (int half = 0; half < HALVES; half++) {
-    const auto& v = sums[half].value;
-    if (WIDE) {
-      buffer[own][half * 2][c.lane] = make_float2(v[0][0] + v[1][0], v[0][1] + v[1][1]);
-      buffer[own][half * 2 + 1][c.lane] = make_float2(v[0][2] + v[1][2], v[0][3] + v[1][3]);
-    } else {
-      constexpr int E = WIDE ? 0 : 2;  // keeps the index in range where this branch is dead
-      buffer[own][half][c.lane] = make_float2((v[0][0] + v[1][0]) + (v[E][0] + v[E + 1][0]),
-                                              (v[0][1] + v[1][1]) + (v[E][1] + v[E + 1][1]));
+  for (int n = 0; n < HALVES * Sums::EIGHTS; n++) {
+    // This lane has row g of the weights, and of the activations rows 2c and 2c + 1.
+    float2 sum[Sums::PARTS];
+#pragma unroll
+    for (int part = 0; part < Sums::PARTS; part++) {
+      const auto& v = sums[n / Sums::EIGHTS].value[n % Sums::EIGHTS][part];
+      sum[part] = make_float2(v[0][0] + v[1][2], v[0][1] + v[1][3]);
     }
+    if constexpr (Sums::PARTS == 2) sum[0] = make_float2(sum[0].x + sum[1].x, sum[0].y + sum[1].y);
+    *reinterpret_cast<float2*>(&buffer[c.warp()][n][c.lane() * 2]) = sum[0];
   }
   c.meet_tile();
   const bool mine = c.finishes();
   if (mine) {
+    const int first = c.warp() - c.part(), row = c.lane() >> 2, output = (c.lane() & 3) * 2;
 #pragma unroll
-    for (int n = 0; n < HALVES * VALUES; n++) {
-      float2 q[4];
+    for (int n = 0; n < HALVES * Sums::EIGHTS; n++) {
+      float total[2];
 #pragma unroll
-      for (int w = 0; w < 4; w++) {
-        if (WIDE) {
-          const float2 low = buffer[w][n][c.lane], high = buffer[w + 4][n][c.lane];
-          q[w] = make_float2(low.x + high.x, low.y + high.y);
-        } else {
-          q[w] = buffer[c.group * 4 + w][n][c.lane];
+      for (int e = 0; e < 2; e++) {
+        const int at = (output + e) * 8 + row;
+        float q[4];
+#pragma unroll
+        for (int w = 0; w < 4; w++) {
+          q[w] = buffer[first + w][n][at];
+          if (WIDE) q[w] += buffer[(w + 4) % CONSUMER_WARPS][n][at];
         }
+        total[e] = (q[0] + q[1]) + (q[2] + q[3]);
       }
-      results.value[n / VALUES][n % VALUES] =
-          make_float2((q[0].x + q[1].x) + (q[2].x + q[3].x), (q[0].y + q[1].y) + (q[2].y + q[3].y));
+      results.value[n / Sums::EIGHTS][n % Sums::EIGHTS] = make_float2(total[0], total[1]);
     }
   }
   c.turn++;
@@ -159,7 +183,7 @@ __device__ __forceinline__ void each_tile(Consumer& c, int tiles, const Activati
 // Call `visit(row, which)` for the rows whose results a lane holds: value[..][which].
 template <typename Visit>
 __device__ __forceinline__ void each_own_row(const Consumer& c, Visit visit) {
-  const int row = c.lane >> 2;
+  const int row = c.lane() >> 2;
   if (ROWS >= 8 || row < ROWS) visit(row, 0);
   if (WIDE) visit(row + 8, WIDE ? 1 : 0);
 }

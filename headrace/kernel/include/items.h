@@ -15,21 +15,29 @@ __device__ __forceinline__ Chunks chunks_of(int position, int window) {
   return {first, last, size, (visible + size - 1) / size};
 }
 
+// Where a share of `total` items begins. No product here comes near 2^32: 16 rows of 2^20 tokens make 2^21 items.
+__device__ __forceinline__ int share_begin(int total, int share, int shares) {
+  return static_cast<int>(static_cast<uint32_t>(total) * static_cast<uint32_t>(share) / static_cast<uint32_t>(shares));
+}
+
 // Call `visit(row, head, chunks, low, high)` for every run of chunks [low, high) that belongs to a share, in order.
 template <typename Visit>
 __device__ __forceinline__ void each_run(const RowState& rows, int window, int share, int shares, Visit visit) {
   int total = 0;
+#pragma unroll 1
   for (int row = 0; row < ROWS; row++) {
     if (!rows.active[row]) continue;
     const Chunks chunks = chunks_of(rows.position[row], window);
     total += sizes::KV_HEADS * chunks.count * chunks.size;
   }
-  const int start = static_cast<int>(static_cast<int64_t>(total) * share / shares);
-  const int stop = static_cast<int>(static_cast<int64_t>(total) * (share + 1) / shares);
+  const int start = share_begin(total, share, shares);
+  const int stop = share_begin(total, share + 1, shares);
   int begin = 0;
+#pragma unroll 1
   for (int row = 0; row < ROWS; row++) {
     if (!rows.active[row]) continue;
     const Chunks chunks = chunks_of(rows.position[row], window);
+#pragma unroll 1
     for (int head = 0; head < sizes::KV_HEADS; head++) {
       const int low = start > begin ? (start - begin + chunks.size - 1) / chunks.size : 0;
       const int end = stop > begin ? (stop - begin + chunks.size - 1) / chunks.size : 0;

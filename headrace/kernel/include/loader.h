@@ -24,6 +24,7 @@ struct Loader {
   __device__ __forceinline__ bool pages(const uint8_t* from, int count, uint32_t bytes) {
     bool going = true;
     if (lane == 0)
+#pragma unroll 1
       for (int i = 0; going && i < count; i++) going = ring.issue(s, p, from + static_cast<size_t>(i) * bytes, bytes, site());
     return __shfl_sync(~0u, going, 0);
   }
@@ -31,6 +32,7 @@ struct Loader {
 
 __device__ __forceinline__ bool load_experts_up(Loader& l, const isa::Descriptor& task, int first, int last) {
   const uint32_t tile_bytes = task.pages_per_tile * task.page_bytes;
+#pragma unroll 1
   for (int item = first; item < last;) {
     const int slot = item / task.tile_count, tile = item - slot * task.tile_count;
     const int run = min(task.tile_count - tile, last - item);
@@ -43,6 +45,7 @@ __device__ __forceinline__ bool load_experts_up(Loader& l, const isa::Descriptor
 }
 
 __device__ __forceinline__ bool load_experts_down(Loader& l, const isa::Descriptor& task) {
+#pragma unroll 1
   for (int slot = 0; slot < l.s.route.count; slot++) {
     const size_t unit = task.weights + static_cast<size_t>(l.s.route.expert[slot]) * task.expert_stride;
     if (!l.pages(l.p.weights + unit * isa::UNIT, task.tile_count * task.pages_per_tile, task.page_bytes)) return false;
@@ -56,6 +59,7 @@ __device__ __forceinline__ bool load_attention(Loader& l, const isa::Descriptor&
     // The blocks of a run of chunks follow one another in the table.
     const int begin = chunks.first + low * chunks.size;
     const int end = min(chunks.first + high * chunks.size, chunks.last + 1);
+#pragma unroll 1
     for (int first = begin; going && first < end; first += isa::WARP) {
       const int own = min(first + l.lane, end - 1);
       const int block = kv::block_of(l.p, row, task.window, own);
@@ -81,15 +85,15 @@ __device__ __forceinline__ bool load_task(Loader& l, const int32_t* words) {
   const auto opcode = static_cast<isa::Opcode>(task.opcode);
   if (task.loader_counter && l.lane == 0)
     wait_counter(s, l.p, task.loader_counter, (l.epoch - task.loader_lag) * static_cast<uint32_t>(task.loader_arrivals), l.site());
-  const bool over = *static_cast<volatile int32_t*>(&s.aborted) || *static_cast<volatile int32_t*>(&s.ended);
+  const bool over = is_set(s.aborted) || is_set(s.ended);
   if (__any_sync(~0u, over)) return false;
   if (task.loader_lag && l.lane == 0) ptx::global_before_bulk();  // KV that other SMs stored in the step before
   int first = 0, last = 0;
   if (opcode == isa::Opcode::EXPERT_UP) {
     choose_experts(s, l.p, task);
-    const int64_t items = static_cast<int64_t>(s.route.count) * task.tile_count;
-    first = static_cast<int>(items * task.share / task.shares);
-    last = static_cast<int>(items * (task.share + 1) / task.shares);
+    const int items = s.route.count * task.tile_count;
+    first = share_begin(items, task.share, task.shares);
+    last = share_begin(items, task.share + 1, task.shares);
   }
   if (l.lane == 0) {
     given.first = first;
@@ -124,6 +128,7 @@ __device__ __forceinline__ void load(Shared& s, const Params& p) {
   l.ring.policy = ptx::read_once_policy();
   const int32_t* list = p.descriptors + static_cast<size_t>(blockIdx.x) * sizes::TASKS * isa::WORDS;
   bool going = true;
+#pragma unroll 1
   for (int step = 0; going && step < p.steps; step++) {
     l.epoch++;
     for (l.number = 0; going && l.number < sizes::TASKS; l.number++) {

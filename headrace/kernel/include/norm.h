@@ -11,11 +11,11 @@ __device__ __forceinline__ float sum_over_columns(Consumer& c, float even, float
     even += __shfl_xor_sync(~0u, even, mask);
     odd += __shfl_xor_sync(~0u, odd, mask);
   }
-  const int row = (c.lane >> 2) + 8 * row_half, first = WIDE ? 0 : c.group * 4;
+  const int row = (c.lane() >> 2) + 8 * row_half, first = WIDE ? 0 : c.group() * 4;
   auto& sums = c.s.norm_sums;
-  if ((c.lane & 3) == 0) {
-    sums[first + c.part][0][row] = even;
-    sums[first + c.part][1][row] = odd;
+  if ((c.lane() & 3) == 0) {
+    sums[first + c.part()][0][row] = even;
+    sums[first + c.part()][1][row] = odd;
   }
   c.meet_tile();
   float q[4];
@@ -36,7 +36,7 @@ __device__ __forceinline__ void each_element(const uint4& word, Visit visit) {
   }
 }
 
-// Normalise one of the two sets of rows that a lane holds.
+// Normalise one of the two sets of rows that a lane holds, and arrange it for multiplication.
 template <int K>
 __device__ __forceinline__ void normalize_rows(Consumer& c, uint4 (&words)[Columns<K>::PAGES * Columns<K>::OWN],
                                                const float* weights, int row_half) {
@@ -47,7 +47,7 @@ __device__ __forceinline__ void normalize_rows(Consumer& c, uint4 (&words)[Colum
 #pragma unroll
     for (int j = 0; j < C::PAGES * C::OWN; j++)
       each_element(words[j], [&](int, float x) { sum[WIDE ? 0 : (j % C::OWN) & 1] += x; });
-    mean = sum_over_columns(c, sum[0], sum[1], row_half) / K;
+    mean = sum_over_columns(c, sum[0], sum[1], row_half) * (1.0f / K);
   }
   float squares[2] = {0, 0};
 #pragma unroll
@@ -57,17 +57,17 @@ __device__ __forceinline__ void normalize_rows(Consumer& c, uint4 (&words)[Colum
         const float away = x - mean;
         squares[WIDE ? 0 : (j % C::OWN) & 1] += away * away;
       });
-  const float scale = 1.0f / sqrtf(sum_over_columns(c, squares[0], squares[1], row_half) / K + sizes::NORM_EPS);
+  const float scale = rsqrtf(sum_over_columns(c, squares[0], squares[1], row_half) * (1.0f / K) + sizes::NORM_EPS);
 #pragma unroll
   for (int j = 0; j < C::PAGES * C::OWN; j++) {
-    const int i = j % C::OWN, block = j / C::OWN * C::PER_PAGE + i * TILE_WARPS + c.part;
+    const int i = j % C::OWN, block = j / C::OWN * C::PER_PAGE + i * TILE_WARPS + c.part();
     if (!has_block<K>(c, i)) continue;
-    const float4* at = reinterpret_cast<const float4*>(weights + block * isa::K_BLOCK + (c.lane & 3) * 8);
+    const float4* at = reinterpret_cast<const float4*>(weights + block * isa::K_BLOCK + (c.lane() & 3) * 8);
     const float4 first = __ldg(at), second = __ldg(at + 1);
     const float w[8] = {first.x, first.y, first.z, first.w, second.x, second.y, second.z, second.w};
     float y[8];
     each_element(words[j], [&](int n, float x) { y[n] = (x - mean) * scale * w[n]; });
-    words[j] = make_uint4(ptx::pack(y[0], y[1]), ptx::pack(y[2], y[3]), ptx::pack(y[4], y[5]), ptx::pack(y[6], y[7]));
+    words[j] = make_uint4(ptx::pack(y[0], y[1]), ptx::pack(y[4], y[5]), ptx::pack(y[2], y[3]), ptx::pack(y[6], y[7]));
   }
 }
 

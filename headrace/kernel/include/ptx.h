@@ -154,6 +154,9 @@ __device__ __forceinline__ void multiply_add(float (&d)[4], uint32_t a0, uint32_
 
 // ---- threads ----
 
+// Keep the compiler from working out ahead of a loop all that depends on this value.
+__device__ __forceinline__ void forget(uint32_t& value) { asm volatile("" : "+r"(value)); }
+
 // Meet the other threads (`count` in all) that name this barrier.
 __device__ __forceinline__ void meet(int barrier, int count) {
   asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(count) : "memory");

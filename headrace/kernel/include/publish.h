@@ -32,16 +32,39 @@ __device__ __forceinline__ void wait_sent(Shared& s, const Params& p, uint32_t s
   wait_barrier(s, p, &s.message_empty[slot], lap & 1, site, Waited::MESSAGE_FREE, slot);
 }
 
+// Tell the host of this SM's trouble, if it is the first, and all other SMs.
+__device__ __forceinline__ void tell_trouble(Shared& s, const Params& p) {
+  if (*static_cast<volatile int32_t*>(&s.aborted) != OWN || atomicCAS(p.abort_flag, 0u, 1u) != 0u) return;
+  const volatile Trouble& trouble = s.trouble;
+  variant::HostLink* host = p.host;
+  host->sm = blockIdx.x;
+  host->agent = trouble.agent;
+  host->task = trouble.task;
+  host->waited = trouble.waited;
+  host->index = trouble.index;
+  host->want = trouble.want;
+  host->have = trouble.have;
+  ptx::store_to_host(&host->aborted, 1);
+}
+
+// Wait for message `sequence`. False if there will be none.
+__device__ __forceinline__ bool next_message(Shared& s, const Params& p, uint32_t sequence) {
+  uint64_t* full = &s.message_full[sequence % MESSAGES];
+  const uint32_t parity = sequence / MESSAGES & 1;
+  for (uint32_t tries = 1; !ptx::barrier_passed(full, parity); tries++) {
+    // The last commit's message is there before `ended` is set: nothing is left if there is none now.
+    if (is_set(s.ended)) return ptx::barrier_passed(full, parity);
+    const int32_t aborted = *static_cast<volatile int32_t*>(&s.aborted);
+    if (aborted == OWN || aborted == ELSEWHERE) return false;
+    if ((tries & 15) == 0 && ptx::load_relaxed(p.abort_flag)) atomicCAS(&s.aborted, NO, ELSEWHERE);
+  }
+  return true;
+}
+
 // The publisher's whole life; one thread.
 __device__ __forceinline__ void publish(Shared& s, const Params& p) {
-  const Site site{Agent::PUBLISHER, -1};
-  for (uint32_t sequence = 0;; sequence++) {
-    const uint32_t slot = sequence % MESSAGES, parity = sequence / MESSAGES & 1;
-    if (!wait_barrier_or_end(s, p, &s.message_full[slot], parity, site, Waited::MESSAGE, slot)) {
-      // The last commit's signal is written before `ended`; so nothing is left once both were looked at.
-      if (*static_cast<volatile int32_t*>(&s.aborted) || !ptx::barrier_passed(&s.message_full[slot], parity)) break;
-    }
-    const Message message = s.messages[slot];
+  for (uint32_t sequence = 0; next_message(s, p, sequence); sequence++) {
+    const Message message = s.messages[sequence % MESSAGES];
     if (message.bytes) ptx::bulk_store(message.to, message.from, message.bytes);
     if (message.counter) {
       ptx::bulk_stores_done();
@@ -54,7 +77,8 @@ __device__ __forceinline__ void publish(Shared& s, const Params& p) {
     } else if (message.bytes) {
       ptx::bulk_stores_read();
     }
-    ptx::barrier_arrive(&s.message_empty[slot], 1);
+    ptx::barrier_arrive(&s.message_empty[sequence % MESSAGES], 1);
   }
+  tell_trouble(s, p);
   ptx::bulk_stores_done();  // none may read shared memory after the block has ended
 }

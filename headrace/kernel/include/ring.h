@@ -19,9 +19,9 @@ struct RingPlace {
 };
 
 // A page has been read by this warp, which is one of `sharers` that read it; for all lanes.
-__device__ __forceinline__ void release_page(Shared& s, int slot, int sharers) {
+__device__ __forceinline__ void release_page(Shared& s, int lane, int slot, int sharers) {
   __syncwarp();
-  if ((threadIdx.x & 31) == 0) ptx::barrier_arrive(&s.page_empty[slot], PAGE_ARRIVALS / sharers);
+  if (lane == 0) ptx::barrier_arrive(&s.page_empty[slot], PAGE_ARRIVALS / sharers);
 }
 
 // The loader's side; one thread.

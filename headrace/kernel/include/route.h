@@ -56,7 +56,7 @@ __device__ __forceinline__ void choose_experts(Shared& s, const Params& p, const
 #pragma unroll 1
       for (int row = 0; row < ROWS; row++)
         s.route.weight[slot][row] =
-            chosen[n] >> row & 1 ? 1.0f / (1.0f + expf(-ptx::load_shared_float(logit_at(expert, row)))) : 0.0f;
+            chosen[n] >> row & 1 ? __fdividef(1.0f, 1.0f + expf(-ptx::load_shared_float(logit_at(expert, row)))) : 0.0f;
     }
     count += __popc(lanes);
   }

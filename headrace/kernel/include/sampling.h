@@ -42,12 +42,12 @@ __device__ __forceinline__ Best best_of_all(Consumer& c, Best best) {
 #pragma unroll
   for (int mask = 16; mask; mask >>= 1)
     best = better(best, {__shfl_xor_sync(~0u, best.value, mask), __shfl_xor_sync(~0u, best.token, mask)});
-  if (c.lane == 0) {
-    c.s.pick_score[c.warp] = best.value;
-    c.s.pick_token[c.warp] = best.token;
+  if (c.lane() == 0) {
+    c.s.pick_score[c.warp()] = best.value;
+    c.s.pick_token[c.warp()] = best.token;
   }
   c.meet_all();
-  if (threadIdx.x == 0)
+  if (c.thread == 0)
     for (int w = 1; w < CONSUMER_WARPS; w++) best = better(best, {c.s.pick_score[w], c.s.pick_token[w]});
   c.meet_all();
   return best;
@@ -55,7 +55,7 @@ __device__ __forceinline__ Best best_of_all(Consumer& c, Best best) {
 
 // Publish this share's records of all rows, written by thread 0, as one message. For all consumers.
 __device__ __forceinline__ void send_records(Consumer& c, const isa::Descriptor& task, const void* records, uint32_t bytes) {
-  if (threadIdx.x == 0) {
+  if (c.thread == 0) {
     ptx::shared_before_bulk();
     submit_message(c.s, c.p, c.sequence, buffer_at(c.p, task.output) + static_cast<size_t>(task.share) * ROWS * bytes,
                    records, ROWS * bytes, task.signal_counter, task.signal_amount);

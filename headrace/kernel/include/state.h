@@ -76,13 +76,18 @@ struct Route {
   float weight[MAX_ACTIVE][ROWS];  // 0: the row is not routed to it
 };
 
+// What a wait that took too long was for.
+struct Trouble {
+  int32_t agent, task, waited, index, want, have;
+};
+
 struct Shared {
-  alignas(1024) uint8_t ring[RING][isa::PAGE_BYTES_MAX];
+  alignas(128) uint8_t ring[RING][isa::PAGE_BYTES_MAX];
   alignas(16) uint8_t payload[MESSAGES][PAYLOAD];
   // Results of an item of attention, by the parity of the message; in SAMPLE_PICK the candidates of all rows.
   alignas(16) uint8_t record[RECORD_BYTES];
-  // Partial sums across the warps of a tile: [buffer][warp][values][lane].
-  float2 sums[2][CONSUMER_WARPS][WIDE ? 4 : 2][isa::WARP];
+  // Partial sums across the warps of a tile: [buffer][warp][eight rows by eight outputs, at most twice two][64].
+  float sums[2][CONSUMER_WARPS][WIDE ? 4 : 2][64];
   float residual[variant::RESIDUAL_TILES][ROWS][isa::TILE_ROWS];     // owned tiles, for the whole step
   float expert_sum[variant::RESIDUAL_TILES][ROWS][isa::TILE_ROWS];  // of EXPERT_DOWN
   float norm_sums[CONSUMER_WARPS][2][WIDE ? 16 : 8];
@@ -99,11 +104,13 @@ struct Shared {
   uint64_t task_full[isa::TASK_SLOTS], task_empty[isa::TASK_SLOTS];
   uint64_t message_full[MESSAGES], message_empty[MESSAGES];
   int32_t ended;          // the launch is over; written in SAMPLE_COMMIT
-  int32_t aborted;        // the watchdog has struck, here or on another SM
+  int32_t aborted;        // the watchdog has struck, here or on another SM: a value of Aborted
+  Trouble trouble;
   int32_t quit[2];        // consumers: `aborted` as their leader saw it at the start of a task, taking turns
   int32_t stop_seen;
+  uint32_t epoch;         // of the consumers' step, counted from 1
 };
-static_assert(sizeof(Shared) + 1024 <= isa::SHARED_BYTES, "shared memory of an SM is exceeded");
+static_assert(sizeof(Shared) <= isa::SHARED_BYTES, "shared memory of an SM is exceeded");
 
 // One launch. All pointers are to global memory; `host` and `tokens` to pinned memory of the host.
 struct Params {
@@ -134,5 +141,5 @@ __device__ __forceinline__ uint32_t* counter_at(const Params& p, int counter) {
 }
 
 __device__ __forceinline__ uint8_t* buffer_at(const Params& p, int32_t buffer) {
-  return p.buffers + variant::offset_of(buffer);
+  return p.buffers + variant::OFFSETS[buffer];
 }

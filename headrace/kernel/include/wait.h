@@ -1,47 +1,41 @@
 // Waiting, always for a bounded time.
 //
-// A wait that takes longer than the launch allows writes what it waited for into pinned memory and raises the abort
-// flag, which all waits look at. An aborted wait returns as if it had passed: whoever waited goes on with garbage to
-// the next place where all its peers look at Shared::aborted together, and leaves there.
+// A wait that takes longer than the launch allows notes what it waited for and raises Shared::aborted. The publisher,
+// which is never long away from its loop, tells the host and raises the flag that the publishers of all SMs look at.
+// An aborted wait returns as if it had passed: whoever waited goes on with garbage to the next place where all its
+// peers look at Shared::aborted together, and leaves there.
 #pragma once
 
 #include "state.h"
 
-enum class Agent : int32_t { LOADER = 0, CONSUMER = 1, PUBLISHER = 2 };
-enum class Waited : int32_t { COUNTER = 0, PAGE_LANDED = 1, PAGE_FREE = 2, TASK = 3, TASK_FREE = 4, MESSAGE = 5, MESSAGE_FREE = 6 };
+enum class Agent : int32_t { LOADER = 0, CONSUMER = 1 };
+enum class Waited : int32_t { COUNTER = 0, PAGE_LANDED = 1, PAGE_FREE = 2, TASK = 3, TASK_FREE = 4, MESSAGE_FREE = 5 };
+
+// Values of Shared::aborted. NOTING: somebody is writing Shared::trouble. OWN: it is there to be told.
+enum Aborted : int32_t { NO = 0, NOTING = 1, OWN = 2, ELSEWHERE = 3 };
 
 struct Site {
   Agent agent;
-  int32_t task;  // its number in the SM's list, -1 unknown
+  int32_t task;  // loader: its number in the SM's list; consumer: the tasks begun in this launch
 };
 
-__device__ __forceinline__ void report(const Params& p, Site site, Waited what, int32_t index, uint32_t want,
-                                       uint32_t have) {
-  if (atomicCAS(p.abort_flag, 0u, 1u) != 0u) return;  // the first to give up speaks
-  variant::HostLink* host = p.host;
-  host->sm = blockIdx.x;
-  host->agent = static_cast<int32_t>(site.agent);
-  host->task = site.task;
-  host->waited = static_cast<int32_t>(what);
-  host->index = index;
-  host->want = static_cast<int32_t>(want);
-  host->have = static_cast<int32_t>(have);
-  ptx::store_to_host(&host->aborted, 1);
-}
+__device__ __forceinline__ bool is_set(const int32_t& flag) { return *static_cast<const volatile int32_t*>(&flag) != 0; }
 
 // Whether to go on waiting. `start` is 0 before the first call.
 __device__ __forceinline__ bool keep_waiting(Shared& s, const Params& p, uint64_t& start, Site site, Waited what,
                                              int32_t index, uint32_t want, uint32_t have) {
-  if (*static_cast<volatile int32_t*>(&s.aborted)) return false;
-  if (ptx::load_relaxed(p.abort_flag) == 0) {
-    const uint64_t now = ptx::nanoseconds();
-    if (start == 0) start = now;
-    // Who waits for a counter knows best what is missing: all others give it time to say so.
-    const uint64_t patience = what == Waited::COUNTER ? p.timeout : 2ull * p.timeout;
-    if (now - start < patience) return true;
-    report(p, site, what, index, want, have);
+  if (is_set(s.aborted)) return false;
+  const uint64_t now = ptx::nanoseconds();
+  if (start == 0) start = now;
+  // Who waits for a counter knows best what is missing: all others give it time to say so.
+  if (now - start < (what == Waited::COUNTER ? p.timeout : 2ull * p.timeout)) return true;
+  if (atomicCAS(&s.aborted, NO, NOTING) == NO) {
+    const int32_t task = site.agent == Agent::CONSUMER ? s.tasks[site.task % isa::TASK_SLOTS].number : site.task;
+    s.trouble = {static_cast<int32_t>(site.agent), task, static_cast<int32_t>(what), index,
+                 static_cast<int32_t>(want), static_cast<int32_t>(have)};
+    __threadfence_block();
+    *static_cast<volatile int32_t*>(&s.aborted) = OWN;
   }
-  *static_cast<volatile int32_t*>(&s.aborted) = 1;
   return false;
 }
 
@@ -58,7 +52,7 @@ __device__ __forceinline__ bool wait_barrier_or_end(Shared& s, const Params& p, 
                                                     Site site, Waited what, int32_t index) {
   uint64_t start = 0;
   for (uint32_t tries = 1; !ptx::barrier_passed(barrier, parity); tries++) {
-    if (*static_cast<volatile int32_t*>(&s.ended)) return false;
+    if (is_set(s.ended)) return false;
     if ((tries & 15) == 0 && !keep_waiting(s, p, start, site, what, index, parity, parity ^ 1)) return false;
   }
   return true;

@@ -25,21 +25,22 @@ __device__ __forceinline__ void put_new_tokens(Consumer& c, uint8_t* page, int p
   if (rows.position[row] < begin || rows.first_new[row] >= begin + 32) return;
   uint16_t* elements = reinterpret_cast<uint16_t*>(page);
   const uint8_t* qkv = buffer_at(c.p, static_cast<int32_t>(isa::Buffer::QKV));
+#pragma unroll 1
   for (int other = 0; other < ROWS; other++) {
     const int position = rows.position[other], token = position - block * isa::BLOCK_TOKENS;
     if (!rows.active[other] || rows.slot[other] != rows.slot[row]) continue;
     if (position < begin || position >= begin + 32 || position > rows.position[row]) continue;
-    if (c.lane < HEAD_TILES) {
-      const int tile = head * QKV_TILES + (GROUP + part) * HEAD_TILES + c.lane;
+    if (c.lane() < HEAD_TILES) {
+      const int tile = head * QKV_TILES + (GROUP + part) * HEAD_TILES + c.lane();
       const uint4 word = ptx::load_shared_data(qkv + (static_cast<size_t>(tile) * ROWS + other) * 16);
       if (part == 0) {
-        *reinterpret_cast<uint4*>(elements + kv::key_at(token, c.lane * 8)) = word;
+        *reinterpret_cast<uint4*>(elements + kv::key_at(token, c.lane() * 8)) = word;
       } else {
         const uint32_t words[4] = {word.x, word.y, word.z, word.w};
 #pragma unroll
         for (int j = 0; j < 4; j++) {
-          elements[kv::value_at(token, c.lane * 8 + 2 * j)] = static_cast<uint16_t>(words[j]);
-          elements[kv::value_at(token, c.lane * 8 + 2 * j + 1)] = static_cast<uint16_t>(words[j] >> 16);
+          elements[kv::value_at(token, c.lane() * 8 + 2 * j)] = static_cast<uint16_t>(words[j]);
+          elements[kv::value_at(token, c.lane() * 8 + 2 * j + 1)] = static_cast<uint16_t>(words[j] >> 16);
         }
       }
     }
@@ -61,17 +62,17 @@ __device__ __forceinline__ void attend_half(Consumer& c, Attention& a, RingPlace
     for (int n = 0; n < 4; n++) score[j][n] = 0;
 #pragma unroll
     for (int k = 0; k < Attention::K_BLOCKS; k++) {
-      const uint4 b = reinterpret_cast<const uint4*>(keys)[((half * 4 + j) * Attention::K_BLOCKS + k) * 32 + c.lane];
+      const uint4 b = reinterpret_cast<const uint4*>(keys)[((half * 4 + j) * Attention::K_BLOCKS + k) * 32 + c.lane()];
       ptx::multiply_add(score[j], a.query[k].x, 0, a.query[k].y, 0, b.x, b.y);
       ptx::multiply_add(score[j], a.query[k].z, 0, a.query[k].w, 0, b.z, b.w);
     }
   }
-  release_page(c.s, ring.slot, 2);
+  release_page(c.s, c.lane(), ring.slot, 2);
   ring.advance(1);
 
   const int position = c.s.rows.position[row];
-  const int first = block * isa::BLOCK_TOKENS + half * 32 + (c.lane & 3) * 8;
-  const float scale = 1.0f / sqrtf(static_cast<float>(HEAD_DIM));
+  const int first = block * isa::BLOCK_TOKENS + half * 32 + (c.lane() & 3) * 8;
+  const float scale = rsqrtf(static_cast<float>(HEAD_DIM));
   uint32_t seen[4];  // masks of the bfloat16 pairs of this lane's tokens
   float grown = a.maximum;
 #pragma unroll
@@ -106,19 +107,19 @@ __device__ __forceinline__ void attend_half(Consumer& c, Attention& a, RingPlace
 #pragma unroll
   for (int t = 0; t < Attention::DIM_TILES; t++) {
     // What is masked may be anything, and 0 times infinity is not 0.
-    const uint4 b = reinterpret_cast<const uint4*>(values)[(t * 2 + half) * 32 + c.lane];
+    const uint4 b = reinterpret_cast<const uint4*>(values)[(t * 2 + half) * 32 + c.lane()];
     a.output[t][0] *= shrink;
     a.output[t][1] *= shrink;
     ptx::multiply_add(a.output[t], weights[0], 0, weights[1], 0, b.x & seen[0], b.y & seen[1]);
     ptx::multiply_add(a.output[t], weights[2], 0, weights[3], 0, b.z & seen[2], b.w & seen[3]);
   }
-  release_page(c.s, ring.slot, 2);
+  release_page(c.s, c.lane(), ring.slot, 2);
 }
 
 // Put the four warps of a group together and send the record. For all warps of the group.
 __device__ __forceinline__ void send_partials(Consumer& c, const isa::Descriptor& task, const Attention& a, int row,
                                               int head, int chunk, uint32_t sequence, bool last, int group, int part) {
-  const int query = c.lane >> 2, quarter = c.lane & 3;
+  const int query = c.lane() >> 2, quarter = c.lane() & 3;
   float sum = a.sum;
   sum += __shfl_xor_sync(~0u, sum, 1);
   sum += __shfl_xor_sync(~0u, sum, 2);
@@ -155,7 +156,7 @@ __device__ __forceinline__ void send_partials(Consumer& c, const isa::Descriptor
   }
   ptx::shared_before_bulk();
   __syncwarp();
-  if (c.lane) return;
+  if (c.lane()) return;
   const size_t index = (static_cast<size_t>(row) * sizes::KV_HEADS + head) * isa::MAX_CHUNKS + chunk;
   submit_message(c.s, c.p, sequence, buffer_at(c.p, task.output) + index * PARTIAL_BYTES, record, PARTIAL_BYTES,
                  last ? task.signal_counter : 0, task.signal_amount);
@@ -174,7 +175,7 @@ __device__ __forceinline__ void attention(Consumer& c, const isa::Descriptor& ta
   });
   if (!going) return;
   if (items == 0) return signal_only(c, task);
-  const int group = c.warp >> 2, part = c.warp & 3, half = part & 1;
+  const int group = c.warp() >> 2, part = c.warp() & 3, half = part & 1;
   int item = 0;
   each_run(c.s.rows, task.window, task.share, task.shares, [&](int row, int head, const Chunks& chunks, int low, int high) {
     for (int chunk = low; chunk < high; chunk++, item++) {
@@ -189,11 +190,11 @@ __device__ __forceinline__ void attention(Consumer& c, const isa::Descriptor& ta
         for (int t = 0; t < Attention::DIM_TILES; t++)
 #pragma unroll
           for (int n = 0; n < 4; n++) a.output[t][n] = 0;
-        const int query = c.lane >> 2;
+        const int query = c.lane() >> 2;
         const uint8_t* qkv = buffer_at(c.p, task.input);
 #pragma unroll
         for (int k = 0; k < Attention::K_BLOCKS; k++) {
-          const int tile = head * QKV_TILES + query * HEAD_TILES + 4 * k + (c.lane & 3);
+          const int tile = head * QKV_TILES + query * HEAD_TILES + 4 * k + (c.lane() & 3);
           a.query[k] = query < GROUP ? ptx::load_shared_data(qkv + (static_cast<size_t>(tile) * ROWS + row) * 16)
                                      : make_uint4(0, 0, 0, 0);
         }

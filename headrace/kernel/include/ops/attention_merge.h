@@ -9,12 +9,12 @@
 
 __device__ __forceinline__ float merged_element(Consumer& c, const uint8_t* partials, int row, int tile, int chunks) {
   const int head = tile / HEAD_TILES, kv_head = head / GROUP, member = head % GROUP;
-  const int element = c.lane & 7, share = c.lane >> 3;
+  const int element = c.lane() & 7, share = c.lane() >> 3;
   const float* records = reinterpret_cast<const float*>(partials) +
                          (static_cast<size_t>(row) * sizes::KV_HEADS + kv_head) * isa::MAX_CHUNKS * sizes::PARTIAL_FLOATS;
   const float* maxima = records + GROUP * HEAD_DIM + member;
   float maximum = -ptx::infinity();
-  for (int chunk = c.lane; chunk < chunks; chunk += isa::WARP)
+  for (int chunk = c.lane(); chunk < chunks; chunk += isa::WARP)
     maximum = fmaxf(maximum, ptx::load_shared_float(maxima + chunk * sizes::PARTIAL_FLOATS));
 #pragma unroll
   for (int mask = 16; mask; mask >>= 1) maximum = fmaxf(maximum, __shfl_xor_sync(~0u, maximum, mask));
@@ -31,14 +31,15 @@ __device__ __forceinline__ float merged_element(Consumer& c, const uint8_t* part
     outputs += __shfl_sync(~0u, output, n * 8 + element);
     totals += __shfl_sync(~0u, total, n * 8 + element);
   }
-  return outputs / totals;
+  return __fdividef(outputs, totals);
 }
 
 __device__ __forceinline__ void attention_merge(Consumer& c, const isa::Descriptor& task) {
   if (!begin_task(c, task)) return;
   const uint8_t* partials = buffer_at(c.p, task.input);
-  for (int index = c.warp; index < task.tile_count; index += CONSUMER_WARPS) {
+  for (int index = c.warp(); index < task.tile_count; index += CONSUMER_WARPS) {
     uint32_t* payload = tile_payload<uint32_t>(c, index);
+#pragma unroll 1
     for (int row = 0; row < ROWS; row++) {
       float value = 0;
       if (c.s.rows.active[row]) {
@@ -46,7 +47,7 @@ __device__ __forceinline__ void attention_merge(Consumer& c, const isa::Descript
         value = merged_element(c, partials, row, task.first_tile + index, chunks);
       }
       const float next = __shfl_down_sync(~0u, value, 1);
-      if (c.lane < 8 && c.lane % 2 == 0) payload[row * 4 + c.lane / 2] = ptx::pack(value, next);
+      if (c.lane() < 8 && c.lane() % 2 == 0) payload[row * 4 + c.lane() / 2] = ptx::pack(value, next);
     }
     send_tile(c, task, task.output, task.first_tile + index, index, task.tile_count, ROWS * 16);
   }

@@ -8,11 +8,11 @@
 
 // Divide each row's weights by their sum, added in index order. Every consumer warp takes rows of its own.
 __device__ __forceinline__ void normalize_weights(Consumer& c) {
-  for (int row = threadIdx.x; row < ROWS; row += CONSUMERS) {
+  for (int row = c.thread; row < ROWS; row += CONSUMERS) {
     float total = 0;
     for (int slot = 0; slot < c.s.route.count; slot++) total += c.s.route.weight[slot][row];
     total = fmaxf(total, 1.17549435e-38f);
-    for (int slot = 0; slot < c.s.route.count; slot++) c.s.route.weight[slot][row] /= total;
+    for (int slot = 0; slot < c.s.route.count; slot++) c.s.route.weight[slot][row] = __fdividef(c.s.route.weight[slot][row], total);
   }
   c.meet_all();
 }
@@ -26,13 +26,13 @@ __device__ __forceinline__ void expert_down_of(Consumer& c, const isa::Descripto
   Activations<K> a, next;
   load_activations<K>(c, hidden, next);
   for (int slot = 0; slot < count; slot++) {
-    a = next;
+    arrange<K>(next, a);
     if (slot + 1 < count) load_activations<K>(c, hidden + (slot + 1) * EXPERT_BYTES, next);
     each_tile<K, 1>(c, task.tile_count, a, [&](int index, const Results<1>& results) {
       each_own_row(c, [&](int row, int which) {
         const float weight = route.weight[slot][row];
         const float2 v = results.value[0][which];
-        float2& sum = *reinterpret_cast<float2*>(&c.s.expert_sum[index][row][(c.lane & 3) * 2]);
+        float2& sum = *reinterpret_cast<float2*>(&c.s.expert_sum[index][row][(c.lane() & 3) * 2]);
         float2 total = slot ? sum : make_float2(0, 0);
         if (weight != 0) total = make_float2(total.x + weight * v.x, total.y + weight * v.y);
         if (slot + 1 < count)

@@ -3,7 +3,7 @@
 
 #include "norm.h"
 
-__device__ __forceinline__ float gated(float2 v) { return v.x / (1.0f + expf(-v.x)) * v.y; }
+__device__ __forceinline__ float gated(float2 v) { return __fdividef(v.x, 1.0f + expf(-v.x)) * v.y; }
 
 // silu(gate) * up of `count` tiles of 16 weight rows, into tiles of a buffer from `first` on.
 __device__ __forceinline__ void gated_tiles(Consumer& c, const isa::Descriptor& task, int first, int count) {
@@ -15,7 +15,7 @@ __device__ __forceinline__ void gated_tiles(Consumer& c, const isa::Descriptor& 
     each_own_row(c, [&](int row, int which) {
 #pragma unroll
       for (int half = 0; half < 2; half++)
-        payload[row * 8 + half * 4 + (c.lane & 3)] =
+        payload[row * 8 + half * 4 + (c.lane() & 3)] =
             static_cast<uint16_t>(ptx::pack(gated(results.value[half][which]), 0.0f));
     });
     send_tile(c, task, task.output, first + index, index, count, ROWS * 16);

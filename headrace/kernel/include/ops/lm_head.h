@@ -11,7 +11,7 @@ __device__ __forceinline__ void lm_head(Consumer& c, const isa::Descriptor& task
   each_tile<sizes::HIDDEN, 1>(c, task.tile_count, a, [&](int index, const Results<1>& results) {
     each_own_row(c, [&](int row, int which) {
       const float2 v = results.value[0][which];
-      logits[(static_cast<size_t>(task.first_tile + index) * ROWS + row) * 4 + (c.lane & 3)] =
+      logits[(static_cast<size_t>(task.first_tile + index) * ROWS + row) * 4 + (c.lane() & 3)] =
           make_float2(v.x * sizes::LOGIT_SCALE, v.y * sizes::LOGIT_SCALE);
     });
   });

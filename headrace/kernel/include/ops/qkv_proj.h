@@ -26,7 +26,7 @@ __device__ __forceinline__ void qkv_proj(Consumer& c, const isa::Descriptor& tas
   load_normalized(c, task.norm, a);
   each_tile<sizes::HIDDEN, 1>(c, task.tile_count, a, [&](int index, const Results<1>& results) {
     const int tile = task.first_tile + index, in_head = tile - task.kv_head * QKV_TILES;
-    const int head = in_head / HEAD_TILES, dim = in_head % HEAD_TILES * 8 + (c.lane & 3) * 2;
+    const int head = in_head / HEAD_TILES, dim = in_head % HEAD_TILES * 8 + (c.lane() & 3) * 2;
     const bool turns = task.rope != static_cast<int32_t>(isa::Pairing::NONE) && head <= GROUP;
     const float frequency = turns ? __ldg(c.p.frequencies + dim / 2) : 0.0f;
     uint32_t* payload = tile_payload<uint32_t>(c, index);
@@ -34,7 +34,7 @@ __device__ __forceinline__ void qkv_proj(Consumer& c, const isa::Descriptor& tas
       float2 v = results.value[0][which];
       if (turns) v = rope::turned(v, static_cast<float>(c.s.rows.position[row]), frequency);
       const uint32_t word = ptx::pack(v.x, v.y);
-      payload[row * 4 + (c.lane & 3)] = word;
+      payload[row * 4 + (c.lane() & 3)] = word;
       if (head >= GROUP) store_in_page(c, task, row, head - GROUP, dim, word);
     });
     send_tile(c, task, task.output, tile, index, task.tile_count, ROWS * 16);

@@ -8,8 +8,8 @@ __device__ __forceinline__ void publish_residual(Consumer& c, const isa::Descrip
   if (task.output != static_cast<int32_t>(isa::Buffer::X)) return;
   uint32_t* payload = tile_payload<uint32_t>(c, index);
   each_own_row(c, [&](int row, int) {
-    const float2 v = *reinterpret_cast<float2*>(&c.s.residual[index][row][(c.lane & 3) * 2]);
-    payload[row * 4 + (c.lane & 3)] = ptx::pack(v.x, v.y);
+    const float2 v = *reinterpret_cast<float2*>(&c.s.residual[index][row][(c.lane() & 3) * 2]);
+    payload[row * 4 + (c.lane() & 3)] = ptx::pack(v.x, v.y);
   });
   send_tile(c, task, task.output, task.first_tile + index, index, task.tile_count, ROWS * 16);
 }
@@ -17,7 +17,7 @@ __device__ __forceinline__ void publish_residual(Consumer& c, const isa::Descrip
 // Add to this lane's two elements of the residual.
 __device__ __forceinline__ void add_residual(Consumer& c, const isa::Descriptor& task, int index, int row, float2 v) {
   if (task.flags & static_cast<int32_t>(isa::Flag::HALVE)) v = make_float2(v.x / 2, v.y / 2);
-  float2& held = *reinterpret_cast<float2*>(&c.s.residual[index][row][(c.lane & 3) * 2]);
+  float2& held = *reinterpret_cast<float2*>(&c.s.residual[index][row][(c.lane() & 3) * 2]);
   held = make_float2(held.x + v.x, held.y + v.y);
 }
 
@@ -26,6 +26,7 @@ template <int K>
 __device__ __forceinline__ void project(Consumer& c, const isa::Descriptor& task) {
   Activations<K> a;
   load_activations<K>(c, buffer_at(c.p, task.input), a);
+  arrange<K>(a, a);
   each_tile<K, 1>(c, task.tile_count, a, [&](int index, const Results<1>& results) {
     each_own_row(c, [&](int row, int which) { add_residual(c, task, index, row, results.value[0][which]); });
     publish_residual(c, task, index);

@@ -18,7 +18,7 @@ __device__ __forceinline__ Winner stronger(Winner a, Winner b) {
 // The winner among all shares' candidates of a row, in every lane.
 __device__ __forceinline__ Winner winner_of(Consumer& c, const uint8_t* candidates, int row) {
   Winner best{0, NO_TOKEN, false};
-  for (int share = c.lane; share < sizes::SMS; share += isa::WARP) {
+  for (int share = c.lane(); share < sizes::SMS; share += isa::WARP) {
     const uint8_t* at = candidates + (static_cast<size_t>(share) * ROWS + row) * sizeof(isa::Candidate);
     const uint4 words = ptx::load_shared_data(at);
     const double value = __hiloint2double(words.y, words.x);
@@ -47,8 +47,10 @@ __device__ __forceinline__ void move_on(Consumer& c, int row, int token) {
 // The lowest position that a step writes in each row's slot; one thread. Gives whether any row is active.
 __device__ __forceinline__ bool find_first_new(RowState& rows) {
   bool any = false;
+#pragma unroll 1
   for (int row = 0; row < ROWS; row++) {
     int lowest = rows.position[row];
+#pragma unroll 1
     for (int other = 0; other < ROWS; other++)
       if (rows.active[other] && rows.slot[other] == rows.slot[row]) lowest = min(lowest, rows.position[other]);
     rows.first_new[row] = lowest;
@@ -58,6 +60,7 @@ __device__ __forceinline__ bool find_first_new(RowState& rows) {
 }
 
 __device__ __forceinline__ void tell_host(Consumer& c, uint32_t step) {
+#pragma unroll 1
   for (int row = 0; row < ROWS; row++) c.p.tokens[step * ROWS + row] = c.s.next_token[row];
   ptx::store_to_host(&c.p.host->steps, static_cast<int32_t>(step + 1));
 }
@@ -68,25 +71,26 @@ __device__ __forceinline__ void sample_commit(Consumer& c, const isa::Descriptor
   if (!begin_task(c, task)) return;
   RowState& rows = c.s.rows;
   const uint8_t* candidates = buffer_at(c.p, task.input);
-  if (threadIdx.x == 0) c.s.stop_seen = 0;
+  if (c.thread == 0) c.s.stop_seen = 0;
   c.meet_all();
-  for (int row = c.warp; row < ROWS; row += CONSUMER_WARPS) {
+#pragma unroll 1
+  for (int row = c.warp(); row < ROWS; row += CONSUMER_WARPS) {
     if (!rows.active[row]) {
-      if (c.lane == 0) c.s.next_token[row] = ABSENT;
+      if (c.lane() == 0) c.s.next_token[row] = ABSENT;
       continue;
     }
     const Winner winner = winner_of(c, candidates, row);
-    if (c.lane != 0) continue;
+    if (c.lane() != 0) continue;
     const bool finite = winner.value - winner.value == 0;
     c.s.next_token[row] = finite ? winner.token : NO_TOKEN;
     if (winner.stop) c.s.stop_seen = 1;
   }
   c.meet_all();
-  if (threadIdx.x < ROWS && c.s.next_token[threadIdx.x] != ABSENT) move_on(c, threadIdx.x, c.s.next_token[threadIdx.x]);
+  if (c.thread < ROWS && c.s.next_token[c.thread] != ABSENT) move_on(c, c.thread, c.s.next_token[c.thread]);
   c.meet_all();
-  if (threadIdx.x == 0) {
+  if (c.thread == 0) {
     const bool any = find_first_new(rows);
-    const uint32_t step = c.epoch - c.p.epoch - 1;
+    const uint32_t step = c.s.epoch - c.p.epoch - 1;
     if (task.flags & static_cast<int32_t>(isa::Flag::WRITER)) tell_host(c, step);
     // All that this SM's consumers stored in KV pages, for the copy engines of all SMs.
     ptx::fence_device();
@@ -94,6 +98,7 @@ __device__ __forceinline__ void sample_commit(Consumer& c, const isa::Descriptor
     claim_message(c.s, c.p, c.sequence, c.site());
     submit_message(c.s, c.p, c.sequence, nullptr, c.s.payload[0], 0, task.signal_counter, task.signal_amount);
     if (!any || c.s.stop_seen || static_cast<int32_t>(step + 1) == c.p.steps) *static_cast<volatile int32_t*>(&c.s.ended) = 1;
+    c.s.epoch++;
   }
   c.sequence++;
   c.meet_all();
