@@ -8,11 +8,11 @@ import numpy as np
 
 from headrace.model.sampler import Sampled
 from headrace.model.sampling import TokenLogprobs
+from headrace.step.buffers import CANDIDATE
 from headrace.step.division import share_of
 from headrace.step.isa import DIGITS, Buffer, Field, Flag
 from headrace.step.oracle.core import Task
 from headrace.step.oracle.memory import Array
-from headrace.step.oracle.twins.sample_pick import CANDIDATE
 from headrace.step.oracle.twins.sample_stats import NO_TOKEN, best_of, read_stats
 
 

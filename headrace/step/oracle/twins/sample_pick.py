@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 
 from headrace.model import philox
-from headrace.step.buffers import CANDIDATE_WORDS
+from headrace.step.buffers import CANDIDATE
 from headrace.step.isa import TOP_LOGPROBS, Buffer, Field, Flag
 from headrace.step.oracle.core import Task
 from headrace.step.oracle.rows import RowState
@@ -23,14 +23,6 @@ from headrace.step.oracle.twins.sample_select import (
     scored,
 )
 from headrace.step.oracle.twins.sample_stats import NO_TOKEN
-
-CANDIDATE = np.dtype(
-    [
-        ("value", "<f8"), ("token", "<i4"), ("raw", "<f4"), ("stop", "<i4"), ("zeros", "<i4", 3),
-        ("top", [("raw", "<f4"), ("token", "<i4")], TOP_LOGPROBS),
-    ]
-)  # fmt: skip
-assert CANDIDATE.itemsize == CANDIDATE_WORDS * 4
 
 Places = npt.NDArray[np.int64]
 

@@ -4,20 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from headrace.step.buffers import STAT_WORDS
+from headrace.step.buffers import STAT
 from headrace.step.isa import TILE_ROWS, Buffer, Field
 from headrace.step.oracle.arithmetic import Floats
 from headrace.step.oracle.core import Task
 from headrace.step.oracle.memory import Array
 from headrace.step.oracle.selection import Selection, adjusted
 
-STAT = np.dtype(
-    [
-        ("largest", "<f4"), ("best", "<f4"), ("token", "<i4"), ("zero", "<i4"),
-        ("sum", "<f8"), ("zeros", "<i4", 2),
-    ]
-)  # fmt: skip
-assert STAT.itemsize == STAT_WORDS * 4
 NO_TOKEN = -1
 
 
