@@ -85,9 +85,18 @@ class EngineFlags:
     max_sequences: Annotated[int, typer.Option(help="Sequences that run at the same time.")] = (
         EngineOptions.max_sequences
     )
-    prefill_chunk: Annotated[int, typer.Option(help="Tokens of prompts taken in by one step.")] = (
+    prefill_chunk: Annotated[int, typer.Option(help="Most tokens of prompts that one step takes in.")] = (
         EngineOptions.prefill_chunk
     )
+    max_decode_gap: Annotated[
+        float,
+        typer.Option(
+            metavar="MS", help="How long a prompt may keep running answers waiting for their next token."
+        ),
+    ] = EngineOptions.max_decode_gap
+    prefix_cache: Annotated[
+        bool, typer.Option(help="Keep the KV of past requests for those that begin in the same way.")
+    ] = EngineOptions.prefix_cache
     kv_memory: Annotated[
         str | None,
         typer.Option(

@@ -50,9 +50,11 @@ class AsyncEngine:
         if self._thread.is_alive():
             self._thread.join()
 
-    def submit(self, prompt: Sequence[int], params: SamplingParams, sink: OutputSink) -> Request:
-        """Queue a request; `sink` gets its outputs on the engine's thread. Raises EngineError."""
-        request = self._engine.submit(prompt, params, sink)
+    def submit(
+        self, prompt: Sequence[int], params: SamplingParams, sink: OutputSink, *, keep_markers: bool = False
+    ) -> Request:
+        """Queue a request; `sink` gets its outputs on the engine's thread. As Engine.submit."""
+        request = self._engine.submit(prompt, params, sink, keep_markers=keep_markers)
         self._notify()
         return request
 

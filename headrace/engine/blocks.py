@@ -7,9 +7,11 @@ is released while a backend's call that could read it is under way (see `headrac
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from headrace.engine.prefix import Node, PrefixCache
 from headrace.model.config import KVGroup
 from headrace.model.kv import BLOCK_TOKENS, NO_BLOCK, blocks_for, first_visible_block
 
@@ -19,12 +21,17 @@ class BlockPool:
 
     def __init__(self, size: int) -> None:
         self.size = size
+        self.releases = 0  # ever made: when it has not moved, nothing new can fit
         self._owners = [0] * size
         self._free = list(range(size - 1, -1, -1))  # a stack: the block freed last is the warmest
 
     @property
     def free(self) -> int:
         return len(self._free)
+
+    def owners(self, block: int) -> int:
+        """How many own a block."""
+        return self._owners[block]
 
     def allocate(self, count: int) -> list[int]:
         """Take `count` free blocks. The caller has looked at `free`."""
@@ -46,6 +53,7 @@ class BlockPool:
         if not self._owners[block]:
             raise RuntimeError(f"block {block} is released twice")
         self._owners[block] -= 1
+        self.releases += 1
         if not self._owners[block]:
             self._free.append(block)
 
@@ -70,42 +78,95 @@ class SequenceBlocks:
     """The block tables of one sequence; `given_back` leading entries of the sliding one have been given back.
 
     `capacity` counts the positions that the tables reach; before a query at `trim_at` there is nothing to
-    give back. Both let a step that needs no change pass at the price of one comparison.
+    give back or to remember. Both let a step that needs no change pass at the price of one comparison.
+    `node` is the last of its blocks that the prefix cache knows.
     """
 
     tables: dict[KVGroup, list[int]]
+    node: Node | None = None
     given_back: int = 0
     capacity: int = 0
     trim_at: int = 0
 
 
 class BlockManager:
-    """Block tables of all sequences over the pools of all groups.
+    """Block tables of all sequences over the pools of all groups, and the prefix cache beside them.
 
-    `window` is that of the sliding layers, or None for a model without any.
+    `window` is that of the sliding layers, or None for a model without any. What the cache alone owns makes
+    way for sequences.
     """
 
-    def __init__(self, sizes: Mapping[KVGroup, int], *, window: int | None) -> None:
+    def __init__(
+        self, sizes: Mapping[KVGroup, int], *, window: int | None, prefix_cache: bool = False
+    ) -> None:
         self.pools = {group: BlockPool(size) for group, size in sizes.items()}
-        self._window = window if KVGroup.SLIDING in sizes else None
+        self.window = window if KVGroup.SLIDING in sizes else None
+        self.cache = PrefixCache(self.pools, window=self.window) if prefix_cache else None
 
     def new_sequence(self) -> SequenceBlocks:
         return SequenceBlocks({group: [] for group in self.pools})
 
-    def can_hold(self, tokens: int) -> bool:
-        """Whether a sequence of `tokens` fits into the free blocks, its sliding layers seen at their end."""
-        for group, pool in self.pools.items():
-            window = self._window if group is KVGroup.SLIDING else None
-            if blocks_for(tokens) - first_visible_block(max(tokens - 1, 0), window) > pool.free:
+    def adopt(self, sequence: SequenceBlocks, tokens: Sequence[int]) -> int:
+        """Give an empty sequence the blocks that are known of `tokens`; from which position it goes on."""
+        if self.cache is None:
+            return 0
+        node, _ = self.cache.match(tokens)
+        position = node.depth * BLOCK_TOKENS
+        for group, blocks in self.cache.take(node).items():
+            sequence.tables[group] += [NO_BLOCK] * (node.depth - len(blocks)) + blocks
+        sequence.node, sequence.capacity = node, position
+        sequence.given_back = sequence.tables.get(KVGroup.SLIDING, []).count(NO_BLOCK)
+        return position
+
+    def remember(
+        self, sequence: SequenceBlocks, tokens: Callable[[int, int], Sequence[int]], computed: int
+    ) -> None:
+        """Let the cache know the full blocks of the first `computed` positions; `tokens` gives a range."""
+        if self.cache is None:
+            return
+        node = sequence.node
+        if node is None or node.detached:
+            node = self.cache.root
+        table = sequence.tables[KVGroup.FULL]
+        for index in range(node.depth, computed // BLOCK_TOKENS):
+            start = index * BLOCK_TOKENS
+            node = self.cache.add(node, tokens(start, start + BLOCK_TOKENS), table[index])
+        sequence.node = node
+
+    def keep_tail(self, sequence: SequenceBlocks) -> None:
+        """Let others go on after the last block that the cache knows of this sequence."""
+        node = sequence.node
+        if self.cache is None or node is None or node.detached:
+            return
+        tail: list[int] = []
+        if self.window is not None:
+            first = first_visible_block(node.depth * BLOCK_TOKENS, self.window)
+            tail = sequence.tables[KVGroup.SLIDING][first : node.depth]
+        if NO_BLOCK not in tail:
+            self.cache.keep_tail(node, tail)
+
+    def can_hold(self, sequence: SequenceBlocks, tokens: int) -> bool:
+        """Whether there is room for a sequence to reach `tokens`, its sliding layers seen at their end."""
+        for group in self.pools:
+            window = self.window if group is KVGroup.SLIDING else None
+            visible = blocks_for(tokens) - first_visible_block(max(tokens - 1, 0), window)
+            missing = blocks_for(tokens) - sequence.capacity // BLOCK_TOKENS
+            count = min(visible, missing)
+            if count > self.pools[group].free and count > self.pools[group].free + self.cached(group):
                 return False
         return True
+
+    @property
+    def releases(self) -> int:
+        """How many blocks have been given back so far."""
+        return sum(pool.releases for pool in self.pools.values())
 
     def grow(self, sequence: SequenceBlocks, tokens: int) -> bool:
         """Make the tables reach `tokens` positions. False, and nothing changed, if a pool is too small."""
         if tokens <= sequence.capacity:
             return True
         count = blocks_for(tokens) - sequence.capacity // BLOCK_TOKENS
-        if any(count > pool.free for pool in self.pools.values()):
+        if not all(self._make_room(group, count) for group in self.pools):
             return False
         for group, table in sequence.tables.items():
             table += self.pools[group].allocate(count)
@@ -113,16 +174,22 @@ class BlockManager:
         return True
 
     def trim(self, sequence: SequenceBlocks, position: int) -> None:
-        """Give back what no query at `position` or later can see."""
-        if self._window is None or position < sequence.trim_at:
+        """Give back what no query from the beginning of the block of `position` on can see.
+
+        That block's beginning, and not the position itself, because others may go on from there.
+        """
+        if position < sequence.trim_at:
+            return
+        sequence.trim_at = (position // BLOCK_TOKENS + 1) * BLOCK_TOKENS
+        if self.window is None:
             return
         table, pool = sequence.tables[KVGroup.SLIDING], self.pools[KVGroup.SLIDING]
-        visible = min(first_visible_block(position, self._window), len(table))
+        start = position // BLOCK_TOKENS * BLOCK_TOKENS
+        visible = min(first_visible_block(start, self.window), len(table))
         for index in range(sequence.given_back, visible):
             pool.release(table[index])
             table[index] = NO_BLOCK
         sequence.given_back = max(sequence.given_back, visible)
-        sequence.trim_at = (visible + 1) * BLOCK_TOKENS + self._window - 1
 
     def release(self, sequence: SequenceBlocks) -> None:
         """Give everything back."""
@@ -131,10 +198,24 @@ class BlockManager:
                 if block != NO_BLOCK:
                     self.pools[group].release(block)
             table.clear()
+        sequence.node = None
         sequence.given_back = sequence.capacity = sequence.trim_at = 0
 
+    def cached(self, group: KVGroup) -> int:
+        """How many blocks only the cache owns; they make way for sequences."""
+        if self.cache is None:
+            return 0
+        references = Counter(block for blocks in self.cache.held(group) for block in blocks)
+        return sum(self.pools[group].owners(block) == count for block, count in references.items())
+
     def check(self, sequences: Iterable[SequenceBlocks]) -> None:
-        """Raise RuntimeError unless `sequences`, all that exist, account for every block."""
+        """Raise RuntimeError unless `sequences`, all that exist, and the cache account for every block."""
         known = list(sequences)
         for group, pool in self.pools.items():
-            pool.check(sequence.tables[group] for sequence in known)
+            held = self.cache.held(group) if self.cache is not None else ()
+            pool.check([*(sequence.tables[group] for sequence in known), *held])
+
+    def _make_room(self, group: KVGroup, count: int) -> bool:
+        if count <= self.pools[group].free:
+            return True
+        return self.cache is not None and self.cache.make_room(group, count)

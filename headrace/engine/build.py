@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import os
 from collections.abc import Mapping
 
@@ -12,6 +13,7 @@ from headrace.engine.blocks import BlockManager
 from headrace.engine.engine import Engine
 from headrace.engine.options import EngineOptions, OptionError
 from headrace.engine.oracle_backend import OracleBackend
+from headrace.engine.pace import Pace
 from headrace.engine.scheduler import Scheduler
 from headrace.engine.torch_backend import TorchBackend
 from headrace.model.config import KVGroup, ModelConfig
@@ -21,6 +23,10 @@ from headrace.model.transformer import Model
 from headrace.step.errors import PlanError
 from headrace.step.isa import MAX_ROWS
 from headrace.step.sizes import check_model
+
+# A cached conversation of a coding agent: how long it is, and how many tails it keeps (prompt and turn end).
+CONVERSATION_TOKENS = 32768
+CONVERSATION_TAILS = 2
 
 
 def build_engine(model: Model, tokenizer: Tokenizer, options: EngineOptions) -> Engine:
@@ -68,8 +74,9 @@ def size_pool(
 ) -> tuple[dict[KVGroup, int], int]:
     """Blocks of each group, and the context that they allow.
 
-    The sliding layers of one sequence never hold more than a window, the chunk or call under way, and the
-    blocks that these begin and end in; beyond that for every sequence, all memory goes to the full layers.
+    The sliding layers of one running sequence never hold more than a window, the chunk or call under way, and
+    the blocks that these begin and end in. What memory there is beyond that for every sequence goes to the
+    full layers and, with a prefix cache, to the tails that the cached sequences need beside them.
 
     Raises OptionError if not even one sequence fits.
     """
@@ -83,9 +90,17 @@ def size_pool(
     costs = {
         group: block_bytes(config, group, dtype.itemsize) for group in KVGroup if config.layers_in(group)
     }
-    sliding = _sliding_blocks(config, options)
-    most = options.max_sequences * blocks_for(wanted)
-    blocks = _fit(costs, sliding, most, budget)
+    # Twice what can run at once: with a cache as much again is worth having, without one it is not.
+    most = options.max_sequences * blocks_for(wanted) * (2 if options.prefix_cache else 1)
+
+    def sizes_for(blocks: int) -> dict[KVGroup, int]:
+        sliding = min(blocks, _sliding_blocks(config, options, blocks))
+        return {group: blocks if group is KVGroup.FULL else sliding for group in costs}
+
+    def fits(blocks: int) -> bool:
+        return sum(costs[group] * count for group, count in sizes_for(blocks).items()) <= budget
+
+    blocks = bisect.bisect_left(range(1, most + 1), True, key=lambda blocks: not fits(blocks))
     context = min(wanted, blocks * BLOCK_TOKENS)
     least = min(wanted, options.max_context or 2 * BLOCK_TOKENS)
     if context < least:
@@ -95,8 +110,7 @@ def size_pool(
             f"{budget / 2**20:.0f} MiB hold {context} tokens of KV, but {least} need "
             f"{needed / 2**20:.0f} MiB; give more memory or a smaller max_context",
         )
-    sizes = {group: blocks if group is KVGroup.FULL else min(blocks, sliding) for group in costs}
-    return sizes, context
+    return sizes_for(blocks), context
 
 
 def assemble_engine(
@@ -111,9 +125,9 @@ def assemble_engine(
 ) -> Engine:
     """An engine from its parts."""
     scheduler = Scheduler(
-        BlockManager(sizes, window=config.window),
+        BlockManager(sizes, window=config.window, prefix_cache=options.prefix_cache),
+        pace=Pace(most=options.prefill_chunk, gap=options.max_decode_gap / 1000),
         max_sequences=options.max_sequences,
-        chunk_tokens=options.prefill_chunk,
         max_steps=min(options.steps, backend.max_steps),
     )
     return Engine(
@@ -127,25 +141,16 @@ def assemble_engine(
     )
 
 
-def _sliding_blocks(config: ModelConfig, options: EngineOptions) -> int:
+def _sliding_blocks(config: ModelConfig, options: EngineOptions, full: int) -> int:
+    """What the sliding layers need beside `full` blocks of the full layers."""
     if config.window is None:
         return 0
-    resting = blocks_for(config.window) + 1 + blocks_for(options.steps)
-    return options.max_sequences * resting + blocks_for(options.prefill_chunk) + 1
-
-
-def _fit(costs: Mapping[KVGroup, int], sliding: int, most: int, budget: int) -> int:
-    """The largest n <= most such that n full blocks and min(n, sliding) sliding blocks cost at most budget.
-
-    In a model that has only sliding layers n counts positions that need no memory beyond the window.
-    """
-    full_cost, sliding_cost = costs.get(KVGroup.FULL, 0), costs.get(KVGroup.SLIDING, 0)
-    together = budget // (full_cost + sliding_cost)
-    if together <= sliding or not sliding_cost:
-        return min(most, together)
-    if not full_cost:
-        return most
-    return min(most, (budget - sliding * sliding_cost) // full_cost)
+    resting = blocks_for(config.window) + 2 + blocks_for(options.steps)
+    running = options.max_sequences * resting + blocks_for(options.prefill_chunk) + 1
+    if not options.prefix_cache:
+        return running
+    conversations = -(-full * BLOCK_TOKENS // CONVERSATION_TOKENS)
+    return running + conversations * CONVERSATION_TAILS * (blocks_for(config.window) + 1)
 
 
 def _available_memory(device: torch.device) -> int:

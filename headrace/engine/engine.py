@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import collections
 import threading
+import time
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
@@ -72,17 +73,20 @@ class Engine:
 
     # Any thread.
 
-    def submit(self, prompt: Seq[int], params: SamplingParams, sink: OutputSink) -> Request:
-        """Queue a request.
+    def submit(
+        self, prompt: Seq[int], params: SamplingParams, sink: OutputSink, *, keep_markers: bool = False
+    ) -> Request:
+        """Queue a request. `keep_markers` leaves special tokens in its text, for those who parse it.
 
         Raises PromptError or ParameterError for what the model cannot be given, ContextLengthError for what
         does not fit into the context, QueueFullError if too many wait, EngineDeadError after `fail`.
         """
         request = self._make_request(prompt, params, sink)
+        stream = self._tokenizer.stream(skip_special_tokens=not keep_markers)
         sequence = Sequence(
             request=request,
             blocks=self._scheduler.blocks.new_sequence(),
-            assembler=TextAssembler(self._tokenizer.stream(), params.stop),
+            assembler=TextAssembler(stream, params.stop),
         )
         with self._lock:
             if self._dead is not None:
@@ -149,12 +153,23 @@ class Engine:
 
     def run(self, plan: Plan) -> Iterator[Seq[Sampled | None]]:
         """The plan's chunks, then its rows; yields what the rows made, step by step."""
+        start = time.perf_counter()
         if plan.chunks:
             self._prefiller.prefill(plan.chunks)
             for span, sequence in zip(plan.chunks, plan.chunk_owners, strict=True):
                 sequence.computed = span.end
+        prefilled = time.perf_counter()
+        steps = 0
         if plan.rows:
-            yield from self._backend.run(plan.rows, plan.steps, self._interrupt)
+            for sampled in self._backend.run(plan.rows, plan.steps, self._interrupt):
+                steps += 1
+                yield sampled
+        self._scheduler.pace.observe(
+            prompt_tokens=sum(len(span.tokens) for span in plan.chunks),
+            prefill=prefilled - start,
+            decode=time.perf_counter() - prefilled,
+            steps=steps,
+        )
 
     def postprocess(self, plan: Plan, sampled: Seq[Sampled | None]) -> None:
         """Append each row's token, end those that are done, and tell whoever waits."""

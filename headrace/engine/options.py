@@ -24,7 +24,10 @@ class EngineOptions:
 
     max_sequences   sequences that run at the same time; further ones wait
     max_context     tokens of prompt and answer together; None: what the model and the pool allow
-    prefill_chunk   tokens of prompts that one step takes in
+    prefill_chunk   tokens of prompts that one step takes in at most
+    max_decode_gap  milliseconds that a prompt may keep running answers waiting for their next token: chunks
+                    are made smaller to fit
+    prefix_cache    keep the KV of past requests for those that begin in the same way
     kv_memory       bytes of the KV pool; None: as much as is free, but not more than could be used
     queue           requests that may wait
     steps           decode steps that one call of the backend may take
@@ -36,6 +39,8 @@ class EngineOptions:
     max_sequences: int = 16
     max_context: int | None = None
     prefill_chunk: int = 512
+    max_decode_gap: float = 40.0
+    prefix_cache: bool = True
     kv_memory: int | None = None
     queue: int = 256
     steps: int = 16
@@ -47,6 +52,8 @@ class EngineOptions:
                 raise OptionError(option, f"is {getattr(self, option)}; give a number from 1 up")
         if self.max_context is not None and self.max_context < 2:
             raise OptionError("max_context", f"is {self.max_context}; a prompt and an answer need 2 tokens")
+        if not self.max_decode_gap > 0:
+            raise OptionError("max_decode_gap", f"is {self.max_decode_gap}; give milliseconds above 0")
         if self.decode not in DECODE_BACKENDS:
             known = ", ".join(DECODE_BACKENDS)
             raise OptionError("decode", f"{self.decode!r} is not a backend; choose one of: {known}")

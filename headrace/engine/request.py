@@ -89,3 +89,4 @@ class Request:
     id: int = field(default_factory=lambda: next(_ids))
     arrival: float = field(default_factory=time.monotonic)
     output: list[int] = field(default_factory=list)
+    cached_tokens: int = 0  # of the prompt, whose KV was there already

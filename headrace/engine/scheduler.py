@@ -1,8 +1,8 @@
 """What the next step runs: decode rows of the sequences that have their KV, chunks of prompts for the rest.
 
-All running sequences decode in every step, and up to `chunk_tokens` tokens of prompt ride along, so that no
-prompt stops the others for longer than a chunk takes. While a prompt is being filled, or somebody waits, a
-call of the backend takes one step, otherwise as many as it can.
+All running sequences decode in every step, and some tokens of prompts ride along, as many as `Pace` finds
+short enough, so that no prompt stops the others for long. While a prompt is being filled, or somebody waits,
+a call of the backend takes one step, otherwise as many as it can.
 
 When the KV pool is full the sequence admitted last gives up its blocks and goes back to the head of the
 queue; its tokens are kept and its KV is computed again later. Whoever was admitted first is therefore never
@@ -13,14 +13,22 @@ progress.
 from __future__ import annotations
 
 import heapq
+import logging
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from headrace.engine.backend import DecodeRow
 from headrace.engine.blocks import BlockManager
+from headrace.engine.pace import Pace
+from headrace.engine.prefix import TAIL_TOKENS
 from headrace.engine.sequence import NO_SLOT, Sequence
 from headrace.model.batch import Span
+from headrace.model.kv import BLOCK_TOKENS
+
+LONG_PROMPT = 1024  # tokens from which on the log says why a prompt was not found in the prefix cache
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -31,25 +39,43 @@ class Plan:
     chunk_owners: list[Sequence] = field(default_factory=list)
     rows: list[DecodeRow] = field(default_factory=list)
     row_owners: list[Sequence] = field(default_factory=list)
-    chunk_tokens: int = 0
     steps: int = 1
 
     def __bool__(self) -> bool:
         return bool(self.rows or self.chunks)
 
 
+def shares(prefilling: list[Sequence], budget: int) -> list[tuple[Sequence, int]]:
+    """How many prompt tokens each of `prefilling`, in order of admission, may take of the budget.
+
+    Small prompts pass big ones: what is shortest goes first. The oldest keeps half of the budget, so that a
+    stream of small ones cannot starve it.
+    """
+    if not prefilling:
+        return []
+    left = {sequence: sequence.length - 1 - sequence.computed for sequence in prefilling}
+    oldest = prefilling[0]
+    given = {oldest: min(left[oldest], budget // 2)}
+    budget -= given[oldest]
+    for sequence in sorted(prefilling[1:], key=lambda sequence: left[sequence]):
+        given[sequence] = min(left[sequence], budget)
+        budget -= given[sequence]
+    given[oldest] = min(left[oldest], given[oldest] + budget)
+    return [(sequence, given[sequence]) for sequence in prefilling]
+
+
 class Scheduler:
     """Waiting and running sequences. Only the engine's thread calls it."""
 
-    def __init__(
-        self, blocks: BlockManager, *, max_sequences: int, chunk_tokens: int, max_steps: int
-    ) -> None:
+    def __init__(self, blocks: BlockManager, *, pace: Pace, max_sequences: int, max_steps: int) -> None:
         self.blocks = blocks
+        self.pace = pace
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []  # in order of admission
         self.preemptions = 0
-        self._chunk_tokens = chunk_tokens
         self._max_steps = max_steps
+        # The head of the queue for which there was no room, and how many blocks had been released by then.
+        self._refused: tuple[Sequence, int] | None = None
         self._free_slots = list(range(max_sequences))
 
     @property
@@ -61,25 +87,28 @@ class Scheduler:
         """Decide the next step and allocate what it writes to. An empty plan means there is nothing to do."""
         decoding = [sequence for sequence in self.running if sequence.decodes]
         preemptions = self.preemptions
-        plan = Plan(steps=self._steps())
+        plan = Plan(steps=self._steps(decoding))
         self._reserve(decoding, plan.steps)
-        self._plan_chunks(plan)
         if self.preemptions == preemptions:  # what was just preempted must not come back in the same step
-            self._admit(plan)
+            self._admit()
+        if len(self.running) > len(decoding):
+            self._plan_chunks(plan, self.pace.tokens(streams=len(decoding)))
         self._plan_rows(plan, decoding)
         return plan
 
-    def _steps(self) -> int:
+    def _steps(self, decoding: list[Sequence]) -> int:
         """Several steps a call only where nobody else waits for the call to end."""
-        if self.waiting or not all(sequence.decodes for sequence in self.running):
+        if self._max_steps == 1 or self.waiting or len(decoding) < len(self.running):
             return 1
-        most = max((sequence.tokens_left for sequence in self.running), default=1)
-        return max(1, min(self._max_steps, most))
+        most = max((sequence.tokens_left for sequence in decoding), default=1)
+        return min(self._max_steps, most)
 
     def _reserve(self, decoding: Iterable[Sequence], steps: int) -> None:
         """Give every decoding sequence blocks for its next `steps` tokens, preempting where they lack."""
         for sequence in decoding:
             ahead = sequence.length + min(steps, sequence.tokens_left) - 1
+            if ahead <= sequence.blocks.capacity:
+                continue
             while sequence.slot != NO_SLOT and not self.blocks.grow(sequence.blocks, ahead):
                 self._preempt(self.running[-1])
 
@@ -89,20 +118,19 @@ class Scheduler:
                 plan.row_owners.append(sequence)
                 plan.rows.append(sequence.row())
 
-    def _plan_chunks(self, plan: Plan) -> None:
-        """Spend the step's budget of prompt tokens, first come, first served."""
-        for sequence in self.running.copy():
-            if sequence.slot != NO_SLOT and not sequence.decodes:
-                self._plan_chunk(plan, sequence)
+    def _plan_chunks(self, plan: Plan, budget: int) -> None:
+        """Spend the step's budget of prompt tokens."""
+        prefilling = [sequence for sequence in self.running if not sequence.decodes]
+        for sequence, tokens in shares(prefilling, budget):
+            if sequence.slot != NO_SLOT:  # else preempted for one before it
+                self._plan_chunk(plan, sequence, sequence.computed + tokens)
 
-    def _plan_chunk(self, plan: Plan, sequence: Sequence) -> None:
-        """Add the next chunk of a sequence, as large as the budget and the pool allow."""
+    def _plan_chunk(self, plan: Plan, sequence: Sequence, end: int) -> None:
+        """Add the chunk of a sequence that ends before position `end`, if there are blocks for it."""
         start = sequence.computed
-        end = min(sequence.length - 1, start + self._chunk_tokens - plan.chunk_tokens)
         if end > start and self._reserve_chunk(sequence, end):
             plan.chunks.append(Span(sequence.tokens(start, end), start, sequence.blocks.tables))
             plan.chunk_owners.append(sequence)
-            plan.chunk_tokens += end - start
 
     def _reserve_chunk(self, sequence: Sequence, end: int) -> bool:
         """Blocks for a chunk. Only sequences admitted later may be preempted for it."""
@@ -112,15 +140,40 @@ class Scheduler:
             self._preempt(self.running[-1])
         return True
 
-    def _admit(self, plan: Plan) -> None:
-        """Let the queue in while there is budget, a slot, and room for all that its head has so far."""
-        while self.waiting and self._free_slots and plan.chunk_tokens < self._chunk_tokens:
-            if self.running and not self.blocks.can_hold(self.waiting[0].length):
+    def _admit(self) -> None:
+        """Let the queue in while there are slots, and room for all that its head has so far."""
+        while self.waiting and self._free_slots:
+            sequence = self.waiting[0]
+            if self._refused == (sequence, self.blocks.releases):
                 return
-            sequence = self.waiting.popleft()
+            sequence.computed = self.blocks.adopt(sequence.blocks, sequence.tokens(0, sequence.length))
+            if self.running and not self.blocks.can_hold(sequence.blocks, sequence.length):
+                self.blocks.release(sequence.blocks)
+                sequence.computed = 0
+                self._refused = (sequence, self.blocks.releases)
+                return
+            self._note_cached(sequence)
+            self.waiting.popleft()
             sequence.slot = heapq.heappop(self._free_slots)
             self.running.append(sequence)
-            self._plan_chunk(plan, sequence)
+
+    def _note_cached(self, sequence: Sequence) -> None:
+        """Keep how much of its prompt was known, and say in the log why of a long one so little was."""
+        request = sequence.request
+        if request.output:  # it has run before, and came back after a preemption
+            return
+        request.cached_tokens = sequence.computed
+        length = len(request.prompt)
+        if self.blocks.cache is None or length < LONG_PROMPT or sequence.computed >= length // 2:
+            return
+        difference = self.blocks.cache.difference(request.prompt)
+        if difference is not None:
+            position, known, given = difference
+            logger.info(
+                "request %d: %d of its %d tokens are cached; what is known goes on otherwise at token %d: "
+                "%d instead of %d",
+                request.id, sequence.computed, length, position, known, given,
+            )  # fmt: skip
 
     def _preempt(self, sequence: Sequence) -> None:
         self.preemptions += 1
@@ -129,7 +182,9 @@ class Scheduler:
         self.waiting.appendleft(sequence)
 
     def _leave(self, sequence: Sequence) -> None:
-        """Take a sequence off the running list; its slot and blocks are free from here on."""
+        """Take a sequence off the running list; its slot and blocks are free from here on, or cached."""
+        self._remember(sequence)
+        self.blocks.keep_tail(sequence.blocks)
         self.running.remove(sequence)
         heapq.heappush(self._free_slots, sequence.slot)
         sequence.slot = NO_SLOT
@@ -143,7 +198,18 @@ class Scheduler:
         for sequence in [sequence for sequence in self.running if sequence.ended]:
             self._leave(sequence)
         for sequence in self.running:
-            self.blocks.trim(sequence.blocks, sequence.computed)
+            if sequence.computed >= sequence.blocks.trim_at:
+                self._remember(sequence)
+                self.blocks.trim(sequence.blocks, sequence.computed)
+
+    def _remember(self, sequence: Sequence) -> None:
+        """Let the prefix cache know the full blocks, with a tail where others are likely to go on."""
+        self.blocks.remember(sequence.blocks, sequence.tokens, sequence.computed)
+        position = sequence.computed // BLOCK_TOKENS * BLOCK_TOKENS
+        prompt_end = (len(sequence.request.prompt) - 1) // BLOCK_TOKENS * BLOCK_TOKENS
+        if position == prompt_end or position // TAIL_TOKENS > sequence.tail_at // TAIL_TOKENS:
+            self.blocks.keep_tail(sequence.blocks)
+            sequence.tail_at = position
 
     def remove_waiting(self, sequence: Sequence) -> None:
         """Forget a sequence that waits; it holds nothing."""

@@ -17,13 +17,15 @@ class Sequence:
     """Engine-side state of one request.
 
     `computed` counts the leading tokens whose KV is in the cache. A sequence decodes when that is all but the
-    last one; before, it is being prefilled. `slot` numbers it among the running ones.
+    last one; before, it is being prefilled. `slot` numbers it among the running ones. `tail_at` is the
+    position of the last tail that it left to the prefix cache.
     """
 
     request: Request
     blocks: SequenceBlocks
     assembler: TextAssembler
     computed: int = 0
+    tail_at: int = 0
     slot: int = NO_SLOT
     ended: bool = False
 

@@ -30,6 +30,8 @@ class TorchBackend:
     def prefill(self, chunks: Sequence[Span]) -> None:
         with torch.inference_mode():
             self._model(chunks, self._cache)
+        if self._model.device.type == "cuda":  # the scheduler times this call
+            torch.cuda.synchronize(self._model.device)
 
     def run(
         self, rows: Sequence[DecodeRow], steps: int, interrupt: Interrupt

@@ -1,8 +1,8 @@
 """A backend that keeps account of KV instead of computing it, so that a wrong block is noticed at once.
 
-Token values say where they belong: the token at `position` of sequence number s is s * STRIDE + position. A
-cell of the ledger therefore tells which sequence wrote it and for which position, and every read can be
-checked, whatever the scheduler did before.
+A cell holds the token whose K and V would be there. Token values say where they belong: the token at
+`position` of sequence number s is s * STRIDE + position. So every read can be checked, whatever the scheduler
+did before.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import cast
 from headrace.engine.backend import DecodeRow, Interrupt
 from headrace.engine.blocks import BlockManager
 from headrace.engine.engine import Engine
+from headrace.engine.pace import Pace
 from headrace.engine.request import FinishReason, Output
 from headrace.engine.scheduler import Scheduler
 from headrace.model.batch import Span
@@ -38,6 +39,8 @@ class LedgerBackend:
         self.max_steps = max_steps
         self.most_rows = 0
         self.calls: list[tuple[int, int]] = []  # (rows, chunk tokens or steps) for tests of the schedule
+        self.fed = 0  # tokens of chunks, to tell what the prefix cache spared
+        self.engine: Engine | None = None
         self._window = window
         self._cells: dict[tuple[KVGroup, int, int], int] = {}
 
@@ -45,7 +48,9 @@ class LedgerBackend:
         """Nothing to get ready."""
 
     def prefill(self, chunks: Sequence[Span]) -> None:
-        self.calls.append((0, sum(len(span.tokens) for span in chunks)))
+        tokens = sum(len(span.tokens) for span in chunks)
+        self.calls.append((0, tokens))
+        self.fed += tokens
         for span in chunks:
             self._feed(span)
 
@@ -72,13 +77,23 @@ class LedgerBackend:
                 return
 
     def _feed(self, span: Span) -> None:
-        base = span.tokens[0] - span.start
-        if list(span.tokens) != list(range(base + span.start, base + span.end)):
-            raise LedgerError(f"tokens at {span.start} are not those of one sequence: {span.tokens}")
-        for position, token in zip(range(span.start, span.end), span.tokens, strict=True):
-            self._write(span.tables, position, token)
+        tokens = self._tokens_of(span.tables)
+        if list(span.tokens) != tokens[span.start : span.end]:
+            raise LedgerError(f"the tokens at {span.start} are not the sequence's: {span.tokens}")
         for position in range(span.start, span.end):
-            self._read(span.tables, position, base)
+            self._write(span.tables, position, tokens[position])
+        for position in range(span.start, span.end):
+            self._read(span.tables, position, tokens)
+
+    def _tokens_of(self, tables: BlockTables) -> list[int]:
+        """The tokens of the running sequence whose tables these are."""
+        assert self.engine is not None
+        [request] = [
+            sequence.request
+            for sequence in self.engine._scheduler.running
+            if sequence.blocks.tables is tables
+        ]
+        return request.prompt + request.output
 
     def _write(self, tables: BlockTables, position: int, token: int) -> None:
         for group, table in tables.items():
@@ -87,16 +102,16 @@ class LedgerBackend:
                 raise LedgerError(f"position {position} is written into a block that was given back")
             self._cells[group, block, position % BLOCK_TOKENS] = token
 
-    def _read(self, tables: BlockTables, position: int, base: int) -> None:
+    def _read(self, tables: BlockTables, position: int, tokens: Sequence[int]) -> None:
         for group, table in tables.items():
             first = 0
             if group is KVGroup.SLIDING and self._window is not None:
                 first = max(0, position - self._window + 1)
             for seen in range(first, position + 1):
                 cell = self._cells.get((group, table[seen // BLOCK_TOKENS], seen % BLOCK_TOKENS))
-                if cell != base + seen:
+                if cell != tokens[seen]:
                     raise LedgerError(
-                        f"a query at {position} reads {cell} at {seen} of {group}, not {base + seen}"
+                        f"a query at {position} reads {cell} at {seen} of {group}, not {tokens[seen]}"
                     )
 
 
@@ -147,6 +162,7 @@ def ledger_engine(
     max_steps: int = 4,
     max_context: int = 512,
     queue: int = 64,
+    prefix_cache: bool = False,
     blocks: type[BlockManager] = BlockManager,
 ) -> tuple[Engine, LedgerBackend]:
     backend = LedgerBackend(window=window, max_rows=max_sequences, max_steps=max_steps)
@@ -154,9 +170,9 @@ def ledger_engine(
         backend=backend,
         prefiller=backend,
         scheduler=Scheduler(
-            blocks(sizes, window=window),
+            blocks(sizes, window=window, prefix_cache=prefix_cache),
+            pace=Pace(most=chunk_tokens, gap=1e9),
             max_sequences=max_sequences,
-            chunk_tokens=chunk_tokens,
             max_steps=max_steps,
         ),
         tokenizer=cast(Tokenizer, SilentTokenizer()),
@@ -164,4 +180,5 @@ def ledger_engine(
         max_context=max_context,
         queue=queue,
     )
+    backend.engine = engine
     return engine, backend

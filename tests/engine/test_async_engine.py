@@ -77,6 +77,7 @@ class Breaks(LedgerBackend):
 def test_a_failing_backend_ends_everything_with_an_error(caplog: pytest.LogCaptureFixture) -> None:
     inner, _ = ledger_engine({FULL: 32})
     broken = Breaks(window=None, max_rows=4, max_steps=1)
+    broken.engine = inner
     inner._prefiller = broken
     engine = AsyncEngine(inner)
     engine.start()

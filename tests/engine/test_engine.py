@@ -11,6 +11,7 @@ from headrace.engine.backend import DecodeRow, Interrupt
 from headrace.engine.blocks import BlockManager
 from headrace.engine.engine import Engine
 from headrace.engine.null_backend import NullBackend
+from headrace.engine.pace import Pace
 from headrace.engine.request import (
     ContextLengthError,
     EngineDeadError,
@@ -48,7 +49,10 @@ def text_engine(vocab_size: int = 512, *, max_steps: int = 4) -> Engine:
         backend=backend,
         prefiller=backend,
         scheduler=Scheduler(
-            BlockManager({FULL: 32}, window=None), max_sequences=4, chunk_tokens=64, max_steps=max_steps
+            BlockManager({FULL: 32}, window=None),
+            pace=Pace(most=64, gap=1e9),
+            max_sequences=4,
+            max_steps=max_steps,
         ),
         tokenizer=tokenizer,
         vocab_size=vocab_size,
@@ -160,7 +164,10 @@ def test_a_cancellation_interrupts_the_call_under_way() -> None:
         backend=backend,
         prefiller=backend,
         scheduler=Scheduler(
-            BlockManager({FULL: 32}, window=None), max_sequences=4, chunk_tokens=64, max_steps=16
+            BlockManager({FULL: 32}, window=None),
+            pace=Pace(most=64, gap=1e9),
+            max_sequences=4,
+            max_steps=16,
         ),
         tokenizer=Tokenizer.synthetic(512),
         vocab_size=512,

@@ -72,7 +72,8 @@ def play(engine: Engine, script: list[tuple[str, int, int]]) -> Client:
 
 def assert_empty(engine: Engine, sizes: dict[KVGroup, int]) -> None:
     engine.check()
-    assert engine.state.free_blocks == {group.value: size for group, size in sizes.items()}
+    blocks = engine._scheduler.blocks
+    assert {group: pool.free + blocks.cached(group) for group, pool in blocks.pools.items()} == sizes
     assert engine.state.running == engine.state.waiting == 0
 
 
@@ -83,15 +84,26 @@ def assert_empty(engine: Engine, sizes: dict[KVGroup, int]) -> None:
     window=st.sampled_from([None, 1, 63, 64, 65, 100, 200]),
     chunk=st.sampled_from([1, 7, 64, 96, 512]),
     steps=st.integers(1, 6),
+    prefix_cache=st.booleans(),
 )
 def test_any_schedule_gives_every_request_its_own_tokens(
-    script: list[tuple[str, int, int]], full: int, window: int | None, chunk: int, steps: int
+    script: list[tuple[str, int, int]],
+    full: int,
+    window: int | None,
+    chunk: int,
+    steps: int,
+    prefix_cache: bool,
 ) -> None:
     sizes = {FULL: full}
     if window is not None:
-        sizes[SLIDING] = min(full, 4 * (-(-window // 64) + 2) + -(-chunk // 64) + 1)
+        sizes[SLIDING] = min(full, 4 * (-(-window // 64) + 3) + -(-chunk // 64) + 1)
     engine, _ = ledger_engine(
-        sizes, window=window, chunk_tokens=chunk, max_steps=steps, max_context=MAX_CONTEXT
+        sizes,
+        window=window,
+        chunk_tokens=chunk,
+        max_steps=steps,
+        max_context=MAX_CONTEXT,
+        prefix_cache=prefix_cache,
     )
     play(engine, script)
     assert_empty(engine, sizes)

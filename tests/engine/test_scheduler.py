@@ -1,0 +1,75 @@
+"""Who gets how much of a step's budget of prompt tokens, and who comes first."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from headrace.engine.engine import Engine
+from headrace.engine.scheduler import shares
+from headrace.engine.sequence import Sequence
+from headrace.model.config import KVGroup
+from headrace.model.sampling import SamplingParams
+from tests.engine.ledger import Client, ledger_engine, prompt_of
+
+FULL = KVGroup.FULL
+
+
+def waiting(engine: Engine, *lengths: int) -> list[Sequence]:
+    """Sequences with prompts of these lengths, in order of arrival."""
+    for number, length in enumerate(lengths, start=1):
+        engine.submit(prompt_of(number, length), SamplingParams(max_tokens=3), lambda _: None)
+    return list(engine._arrived)
+
+
+def budget_of(*lengths: int, budget: int) -> list[int]:
+    engine, _ = ledger_engine({FULL: 64}, max_context=4000)
+    return [tokens for _, tokens in shares(waiting(engine, *lengths), budget)]
+
+
+def test_one_prompt_takes_the_whole_budget() -> None:
+    assert budget_of(1001, budget=96) == [96]
+
+
+def test_small_prompts_pass_a_big_one_that_keeps_half() -> None:
+    assert budget_of(1001, 31, 21, budget=96) == [48, 28, 20]
+
+
+def test_what_small_prompts_leave_goes_to_the_big_one() -> None:
+    assert budget_of(1001, 11, budget=96) == [86, 10]
+
+
+def test_the_oldest_takes_no_more_than_it_needs() -> None:
+    assert budget_of(11, 1001, budget=96) == [10, 86]
+
+
+def test_no_prompts_no_shares() -> None:
+    assert shares([], 96) == []
+
+
+def test_a_short_request_answers_while_a_long_prompt_is_filled() -> None:
+    """OpenCode sends its title request beside the main one: neither waits for the other's whole prompt."""
+    engine, _ = ledger_engine({FULL: 64}, chunk_tokens=64, max_context=4000)
+    client = Client(engine)
+    for number, length in ((1, 2000), (2, 30)):
+        client.tokens[number] = []
+        engine.submit(prompt_of(number, length), SamplingParams(max_tokens=5), partial(client.sink, number))
+    steps = 0
+    while 2 not in client.reasons:
+        engine.step()
+        steps += 1
+    assert steps < 10
+    assert not client.tokens[1]
+
+
+def test_a_stream_of_short_requests_does_not_starve_a_long_one() -> None:
+    engine, _ = ledger_engine({FULL: 64}, chunk_tokens=64, max_context=4000)
+    client = Client(engine)
+    client.tokens[1] = []
+    engine.submit(prompt_of(1, 1000), SamplingParams(max_tokens=1), partial(client.sink, 1))
+    number = 1
+    while 1 not in client.reasons:
+        number += 1
+        client.tokens[number] = []
+        engine.submit(prompt_of(number, 64), SamplingParams(max_tokens=1), partial(client.sink, number))
+        engine.step()
+        assert number < 60, "half of every budget is 32 tokens: 1,000 take 32 steps"
