@@ -1,4 +1,4 @@
-"""The trained model through the plan: real text, past its window, token for token what PyTorch makes of it."""
+"""The trained model through the plan: real text, past its window, token for token as PyTorch makes it."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from headrace.load import load
 from headrace.model.sampling import SamplingParams
 from tests.engine.test_torch_backend import generate
 
-TOKENS = 128
 
-
-def test_128_greedy_tokens_across_the_window() -> None:
+def test_greedy_tokens_across_the_window() -> None:
+    """128 tokens of one prompt, and a few of another beside it; both cross the window."""
     loaded = load("north-micro", device="cpu", dtype="float32")
     window = loaded.model.config.window
     assert window is not None
+    counts = (128, 24)
     prompts = [
-        loaded.tokenizer.encode(inspect.getsource(module))[: window - before]
-        for module, before in ((heapq, 60), (textwrap, 5))
+        loaded.tokenizer.encode(inspect.getsource(module))[: window - count // 2]
+        for module, count in zip((heapq, textwrap), counts, strict=True)
     ]
-    params = SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True)
+    params = [SamplingParams(temperature=0, max_tokens=count, ignore_eos=True) for count in counts]
     made = []
     for decode in ("torch", "oracle"):
         options = EngineOptions(decode=decode, max_context=2 * window, max_sequences=len(prompts))
         engine = build_engine(loaded.model, loaded.tokenizer, options)
-        made.append(generate(engine, prompts, [params] * len(prompts)))
+        made.append(generate(engine, prompts, params))
     assert made[0] == made[1]
-    for prompt, tokens in zip(prompts, made[1], strict=True):
-        assert len(tokens) == TOKENS
-        assert len(prompt) < window < len(prompt) + TOKENS
+    for prompt, tokens, count in zip(prompts, made[1], counts, strict=True):
+        assert len(tokens) == count
+        assert len(prompt) < window < len(prompt) + count
         assert len(set(tokens)) > 10  # text, not one token over and over

@@ -13,7 +13,7 @@ from headrace.step.isa import PAGE_BYTES_MAX as PAGE
 from headrace.step.planner import build_plan
 from headrace.step.workload import SKELETON_COSTS, plan_works, skeleton_works
 
-# Round numbers: a page takes an SM 1 us to copy, arrives 3 us after it was asked for, and is consumed in 0.5 us.
+# Round numbers: an SM copies a page in 1 us, gets it 3 us after asking or later, consumes it in 0.5 us.
 ROUND = Costs(bandwidth=(PAGE, PAGE, PAGE), latency=3.0, hop=2.0, page=0.5, choice=0.25, groups=1)
 
 
