@@ -15,6 +15,7 @@ from fastapi import FastAPI
 from headrace import __version__
 from headrace.engine.async_engine import AsyncEngine
 from headrace.server import chat, completions, errors, health, models
+from headrace.server.formats import choose_format
 from headrace.server.state import ServerState
 
 if TYPE_CHECKING:
@@ -31,11 +32,17 @@ class AddressError(ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class ServerOptions:
-    """Where to listen, and what to call the model (None: the name that it was loaded under)."""
+    """How the endpoint is served.
+
+    host, port   where to listen
+    served_name  what to call the model; None: the name that it was loaded under
+    keep_alive   seconds of silence after which a stream gets a comment line; 0: never
+    """
 
     host: str = "127.0.0.1"
     port: int = 8000
     served_name: str | None = None
+    keep_alive: float = 15.0
 
 
 def create_app(loaded: Loaded, engine: AsyncEngine, options: ServerOptions) -> FastAPI:
@@ -45,6 +52,8 @@ def create_app(loaded: Loaded, engine: AsyncEngine, options: ServerOptions) -> F
         vocab_size=loaded.model.config.vocab_size,
         tokenizer=loaded.tokenizer,
         engine=engine,
+        format=choose_format(loaded.tokenizer),
+        keep_alive=options.keep_alive,
     )
     app = FastAPI(title="headrace", version=__version__)
     errors.install(app)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -12,17 +11,19 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from headrace.engine.request import Output
-from headrace.model.tokenizer import ChatTemplateError
+from headrace.model.sampling import TokenLogprobs
+from headrace.server.conversation import Answers, Conversation, Piece, answer
 from headrace.server.disconnect import unless_gone
 from headrace.server.errors import bad_request
-from headrace.server.generation import Answer, Generation
+from headrace.server.formats import CallArguments, CallEnd, CallStart, Content, Event, Reasoning
 from headrace.server.logprobs import chat_logprobs
 from headrace.server.messages import template_messages, template_variables
-from headrace.server.protocol import ChatBody, warn_once
-from headrace.server.sampling import chat_sampling, choices
+from headrace.server.protocol import ChatBody
+from headrace.server.sampling import chat_sampling
 from headrace.server.state import ServerState
 from headrace.server.streaming import EventStream
+from headrace.server.tools import tool_policy
+from headrace.server.turn import Message
 from headrace.server.usage import usage
 
 
@@ -33,37 +34,34 @@ def router(state: ServerState) -> APIRouter:
     @routes.post("/v1/chat/completions", response_model=None)
     async def chat_completions(body: ChatBody, request: Request) -> Response:
         state.check_model(body.model)
-        _refuse_unsupported(body)
-        params = choices(chat_sampling(body), body.n)
-        # Rendering and tokenizing a long conversation takes long enough to hold up other clients' streams.
-        prompt = await asyncio.to_thread(render, state, body)
-        generation = state.submit([prompt], params, param="messages")
-        reply = ChatReply(state, body, prompt_tokens=len(prompt))
+        answers = await answer(state, conversation(state, body))
+        reply = ChatReply(state, body, answers)
         if body.stream:
-            return EventStream(reply.events(generation), generation)
-        answers = await unless_gone(request.receive, generation.collect())
-        return JSONResponse(reply.complete(answers))
+            return EventStream(reply.events(), answers.generation, keep_alive=state.keep_alive)
+        messages = await unless_gone(request.receive, answers.collect())
+        return JSONResponse(reply.complete(messages))
 
     return routes
 
 
-def render(state: ServerState, body: ChatBody) -> list[int]:
-    """The conversation as the model's prompt, by the checkpoint's own template. Raises ApiError 400."""
-    messages = template_messages(body.messages)
-    try:
-        text = state.tokenizer.render_chat(messages, **template_variables(body))
-    except ChatTemplateError as error:
-        raise bad_request(f"messages: {error}", param="messages") from error
-    return state.encode(text, param="messages", add_special_tokens=False)  # the template writes them
+def conversation(state: ServerState, body: ChatBody) -> Conversation:
+    """What a request asks for. Raises ApiError 400, and ParameterError."""
+    _refuse_unsupported(body)
+    tools = [tool.model_dump(exclude_unset=True) for tool in body.tools or ()]
+    policy = tool_policy(tools, body.tool_choice, parallel=body.parallel_tool_calls)
+    return Conversation(
+        messages=template_messages(body.messages),
+        tools=policy.tools,
+        variables=template_variables(body),
+        effort=body.reasoning_effort,
+        params=chat_sampling(body, state.sampling),
+        answers=body.n or 1,
+        max_calls=policy.max_calls,
+    )
 
 
 def _refuse_unsupported(body: ChatBody) -> None:
-    """Raises ApiError 400 for what would change the answer's form and cannot be done.
-
-    Agents send `tool_choice` as a matter of course and cope with an answer in words, so that is let through.
-    """
-    if body.tool_choice not in (None, "none", "auto"):
-        warn_once("A request wants a tool call by its tool_choice, which is not enforced")
+    """Raises ApiError 400 for what would change the answer's form and cannot be done."""
     if body.response_format is not None and body.response_format.type != "text":
         raise bad_request(
             f"response_format: type {body.response_format.type[:50]!r} is not supported by this server; "
@@ -75,57 +73,103 @@ def _refuse_unsupported(body: ChatBody) -> None:
 class ChatReply:
     """What a chat completion answers, in one object or in chunks."""
 
-    def __init__(self, state: ServerState, body: ChatBody, *, prompt_tokens: int) -> None:
+    def __init__(self, state: ServerState, body: ChatBody, answers: Answers) -> None:
         self._state = state
         self._body = body
-        self._prompt_tokens = prompt_tokens
+        self._answers = answers
         self._id = f"chatcmpl-{secrets.token_hex(12)}"
         self._created = int(time.time())
 
-    def complete(self, answers: Sequence[Answer]) -> dict[str, Any]:
+    def complete(self, messages: Sequence[Message]) -> dict[str, Any]:
         """The whole answer."""
         return {
             **self._head("chat.completion"),
-            "choices": [self._choice(index, answer) for index, answer in enumerate(answers)],
-            "usage": usage(self._prompt_tokens, sum(len(answer.token_ids) for answer in answers)),
+            "choices": [self._choice(index, message) for index, message in enumerate(messages)],
+            "usage": self._usage(),
         }
 
-    def _choice(self, index: int, answer: Answer) -> dict[str, Any]:
-        logprobs = chat_logprobs(self._state.tokenizer, answer.logprobs) if self._body.logprobs else None
+    def _choice(self, index: int, answer: Message) -> dict[str, Any]:
+        calls = [
+            _call({"id": _call_id(), "type": "function"}, name=call.name, arguments=call.arguments)
+            for call in answer.calls
+        ]
+        message: dict[str, Any] = {"role": "assistant", "content": answer.content, "refusal": None}
+        if calls:
+            message["content"] = answer.content or None
+            message["tool_calls"] = calls
+        if answer.reasoning:
+            message["reasoning"] = answer.reasoning
         return {
             "index": index,
-            "message": {"role": "assistant", "content": answer.text, "refusal": None},
-            "logprobs": logprobs,
+            "message": message,
+            "logprobs": self._logprobs(answer.logprobs) if self._body.logprobs else None,
             "finish_reason": answer.finish_reason,
         }
 
-    async def events(self, generation: Generation) -> AsyncIterator[dict[str, Any]]:
-        """The chunks: each choice's role, what it says, why it ended; then the usage if it was asked for."""
-        for index in range(generation.size):
-            yield self._chunk(index, {"role": "assistant", "content": ""})
-        completion_tokens = 0
-        async for index, output in generation.outputs():
-            completion_tokens += len(output.token_ids)
-            if output.text or (self._body.logprobs and output.logprobs):
-                yield self._chunk(index, {"content": output.text}, output)
-            if output.finish_reason is not None:
-                yield self._chunk(index, {}, finish_reason=output.finish_reason)
-        if self._body.wants_usage_in_stream:
-            total = usage(self._prompt_tokens, completion_tokens)
-            yield {**self._head("chat.completion.chunk"), "choices": [], "usage": total}
+    async def events(self) -> AsyncIterator[dict[str, Any]]:
+        """The chunks: each choice's role, what it says, why it ended; then the usage if it was asked for.
 
-    def _chunk(
-        self,
-        index: int,
-        delta: dict[str, Any],
-        output: Output | None = None,
-        finish_reason: str | None = None,
-    ) -> dict[str, Any]:
-        logprobs = None
-        if self._body.logprobs and output is not None:
-            logprobs = chat_logprobs(self._state.tokenizer, output.logprobs)
-        choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
+        Every delta has a `content`, since there are clients that break where it is missing.
+        """
+        for index in range(len(self._answers.turns)):
+            yield self._chunk(index, {"role": "assistant", "content": ""})
+        async for piece in self._answers.pieces():
+            for chunk in self._chunks(piece):
+                yield chunk
+        if self._body.wants_usage_in_stream:
+            yield {**self._head("chat.completion.chunk"), "choices": [], "usage": self._usage()}
+
+    def _chunks(self, piece: Piece) -> list[dict[str, Any]]:
+        deltas = [delta for event in piece.events if (delta := _delta(event)) is not None]
+        if self._body.logprobs and piece.logprobs and not deltas:
+            deltas = [{"content": ""}]  # a token whose text is held back
+        chunks = [self._chunk(piece.index, delta) for delta in deltas]
+        if self._body.logprobs and piece.logprobs:
+            chunks[0]["choices"][0]["logprobs"] = self._logprobs(piece.logprobs)
+        if piece.finish_reason is not None:
+            chunks.append(self._chunk(piece.index, {}, piece.finish_reason))
+        return chunks
+
+    def _chunk(self, index: int, delta: dict[str, Any], finish_reason: str | None = None) -> dict[str, Any]:
+        choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
         return {**self._head("chat.completion.chunk"), "choices": [choice]}
+
+    def _logprobs(self, entries: Sequence[TokenLogprobs]) -> dict[str, Any]:
+        return chat_logprobs(self._state.tokenizer, entries)
+
+    def _usage(self) -> dict[str, Any]:
+        answers = self._answers
+        return usage(
+            answers.prompt_tokens,
+            answers.completion_tokens,
+            cached_tokens=answers.cached_tokens,
+            reasoning_tokens=answers.reasoning_tokens,
+        )
 
     def _head(self, kind: str) -> dict[str, Any]:
         return {"id": self._id, "object": kind, "created": self._created, "model": self._state.model_name}
+
+
+def _delta(event: Event) -> dict[str, Any] | None:
+    """An event as a chunk's delta. A call's first chunk has its id and name, the others arguments alone."""
+    match event:
+        case Reasoning(text):
+            return {"content": "", "reasoning": text}
+        case Content(text):
+            return {"content": text}
+        case CallStart(index, name):
+            head = {"index": index, "id": _call_id(), "type": "function"}
+            return {"content": "", "tool_calls": [_call(head, name=name, arguments="")]}
+        case CallArguments(index, text):
+            return {"content": "", "tool_calls": [_call({"index": index}, arguments=text)]}
+        case CallEnd():
+            return None
+
+
+def _call(head: dict[str, Any], **function: str) -> dict[str, Any]:
+    return {**head, "function": function}
+
+
+def _call_id() -> str:
+    """Ids of our own: those that the model writes begin anew with every turn."""
+    return f"call_{secrets.token_hex(12)}"

@@ -34,14 +34,14 @@ def router(state: ServerState) -> APIRouter:
     async def completions(body: CompletionBody, request: Request) -> Response:
         state.check_model(body.model)
         _refuse_unsupported(body)
-        params = choices(completion_sampling(body), body.n)
+        params = choices(completion_sampling(body, state.sampling), body.n)
         prompts = await asyncio.to_thread(token_prompts, state, body.prompt)
         generation = state.submit(prompts, params, param="prompt")
         reply = CompletionReply(state, body, prompt_tokens=sum(map(len, prompts)), size=generation.size)
         if body.stream:
-            return EventStream(reply.events(generation), generation)
+            return EventStream(reply.events(generation), generation, keep_alive=state.keep_alive)
         answers = await unless_gone(request.receive, generation.collect())
-        return JSONResponse(reply.complete(answers))
+        return JSONResponse(reply.complete(answers, generation))
 
     return routes
 
@@ -89,12 +89,12 @@ class CompletionReply:
         self._created = int(time.time())
         self._logprobs = [CompletionLogprobs(state.tokenizer) for _ in range(size)]
 
-    def complete(self, answers: Sequence[Answer]) -> dict[str, Any]:
+    def complete(self, answers: Sequence[Answer], generation: Generation) -> dict[str, Any]:
         """The whole answer."""
         return {
             **self._head(),
             "choices": [self._choice(i, answer, answer.finish_reason) for i, answer in enumerate(answers)],
-            "usage": usage(self._prompt_tokens, sum(len(answer.token_ids) for answer in answers)),
+            "usage": self._usage(generation, sum(len(answer.token_ids) for answer in answers)),
         }
 
     async def events(self, generation: Generation) -> AsyncIterator[dict[str, Any]]:
@@ -105,7 +105,11 @@ class CompletionReply:
             if output.text or output.finish_reason or (self._body.logprobs is not None and output.logprobs):
                 yield {**self._head(), "choices": [self._choice(index, output, output.finish_reason)]}
         if self._body.wants_usage_in_stream:
-            yield {**self._head(), "choices": [], "usage": usage(self._prompt_tokens, completion_tokens)}
+            yield {**self._head(), "choices": [], "usage": self._usage(generation, completion_tokens)}
+
+    def _usage(self, generation: Generation, completion_tokens: int) -> dict[str, Any]:
+        cached = generation.cached_tokens(self._body.n or 1)
+        return usage(self._prompt_tokens, completion_tokens, cached_tokens=cached)
 
     def _choice(self, index: int, part: Answer | Output, finish_reason: str | None) -> dict[str, Any]:
         logprobs = None

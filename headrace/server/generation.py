@@ -18,7 +18,9 @@ from headrace.server.errors import ApiError
 class Submitter(Protocol):
     """What is asked of the engine here; AsyncEngine provides it."""
 
-    def submit(self, prompt: Sequence[int], params: SamplingParams, sink: OutputSink) -> Request: ...
+    def submit(
+        self, prompt: Sequence[int], params: SamplingParams, sink: OutputSink, *, keep_markers: bool = False
+    ) -> Request: ...
 
     def cancel(self, request: Request) -> None: ...
 
@@ -73,14 +75,24 @@ class Generation:
     behind in the engine.
     """
 
-    def __init__(self, engine: Submitter, jobs: Sequence[tuple[Sequence[int], SamplingParams]]) -> None:
+    def __init__(
+        self,
+        engine: Submitter,
+        jobs: Sequence[tuple[Sequence[int], SamplingParams]],
+        *,
+        keep_markers: bool = False,
+    ) -> None:
         self._engine = engine
         self._mailbox = Mailbox()
         self._running: dict[int, Request] = {}
         self.size = len(jobs)
+        self._requests: list[Request] = []
         try:
             for index, (prompt, params) in enumerate(jobs):
-                self._running[index] = engine.submit(prompt, params, partial(self._mailbox.post, index))
+                sink = partial(self._mailbox.post, index)
+                request = engine.submit(prompt, params, sink, keep_markers=keep_markers)
+                self._running[index] = request
+                self._requests.append(request)
         except BaseException:
             self.cancel()
             raise
@@ -91,6 +103,15 @@ class Generation:
             self._engine.cancel(request)
         self._running.clear()
 
+    def end(self, index: int) -> None:
+        """Cancel one job, whose answer is complete; its outputs are no longer heard of."""
+        if (request := self._running.pop(index, None)) is not None:
+            self._engine.cancel(request)
+
+    def cached_tokens(self, answers: int = 1) -> int:
+        """Tokens of the prompts, each of `answers` jobs in a row, that were not computed again."""
+        return sum(request.cached_tokens for request in self._requests[::answers])
+
     async def outputs(self) -> AsyncIterator[tuple[int, Output]]:
         """(index of the job, output) in the order in which the engine makes them, until all have finished.
 
@@ -98,6 +119,8 @@ class Generation:
         """
         while self._running:
             index, output = await self._mailbox.next()
+            if index not in self._running:
+                continue
             if output.finish_reason is not None:
                 del self._running[index]
             if output.finish_reason in (FinishReason.ERROR, FinishReason.CANCELLED):

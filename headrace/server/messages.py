@@ -80,21 +80,9 @@ def _arguments(arguments: str | dict[str, Any] | None) -> Any:
 
 
 def template_variables(body: ChatBody) -> dict[str, Any]:
-    """What else the template is given: the tools and the variables that switch its behaviour.
-
-    `chat_template_kwargs` wins over `reasoning_effort`, being the more exact. With `tool_choice` "none" the
-    template is not shown the tools, since nothing else would keep the model from calling one.
-
-    Raises ApiError 400 for a variable that is another field of the request.
-    """
+    """The variables of `chat_template_kwargs`. Raises ApiError 400 for one that is a field of its own."""
     for name in ("messages", "tools"):
         if name in (body.chat_template_kwargs or {}):
             where = f"chat_template_kwargs.{name}"
             raise bad_request(f"{where}: is a field of its own; send it as {name}", param=where)
-    tools = [tool.model_dump(exclude_unset=True) for tool in body.tools or ()]
-    variables: dict[str, Any] = {}
-    if body.reasoning_effort is not None:
-        variables["reasoning_effort"] = body.reasoning_effort
-    variables |= body.chat_template_kwargs or {}
-    variables["tools"] = tools if tools and body.tool_choice != "none" else None
-    return variables
+    return dict(body.chat_template_kwargs or {})

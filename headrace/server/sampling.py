@@ -10,6 +10,8 @@ from headrace.model.sampling import SamplingParams
 from headrace.server.errors import bad_request
 from headrace.server.protocol import ChatBody, CompletionBody, GenerationBody
 
+_NONE: Mapping[str, Any] = {}
+
 _SAME_NAME = (
     "temperature",
     "top_k",
@@ -24,17 +26,21 @@ _SAME_NAME = (
 )
 
 
-def chat_sampling(body: ChatBody) -> SamplingParams:
-    """The sampling of a chat completion. Raises ApiError 400 or ParameterError, naming the field."""
+def chat_sampling(body: ChatBody, defaults: Mapping[str, Any] = _NONE) -> SamplingParams:
+    """The sampling of a chat completion; `defaults` hold where it says nothing.
+
+    Raises ApiError 400 or ParameterError, naming the field.
+    """
     if body.top_logprobs is not None and not body.logprobs:
         raise bad_request("top_logprobs: needs logprobs to be true", param="top_logprobs")
     limit = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
-    return _sampling(body, max_tokens=limit, logprobs=(body.top_logprobs or 0) if body.logprobs else None)
+    logprobs = (body.top_logprobs or 0) if body.logprobs else None
+    return _sampling(body, defaults, max_tokens=limit, logprobs=logprobs)
 
 
-def completion_sampling(body: CompletionBody) -> SamplingParams:
-    """The sampling of a text completion. Raises ApiError 400 or ParameterError, naming the field."""
-    return _sampling(body, max_tokens=body.max_tokens, logprobs=body.logprobs)
+def completion_sampling(body: CompletionBody, defaults: Mapping[str, Any] = _NONE) -> SamplingParams:
+    """The sampling of a text completion, in the same way."""
+    return _sampling(body, defaults, max_tokens=body.max_tokens, logprobs=body.logprobs)
 
 
 def choices(params: SamplingParams, n: int | None) -> list[SamplingParams]:
@@ -48,12 +54,21 @@ def choices(params: SamplingParams, n: int | None) -> list[SamplingParams]:
     return [replace(params, seed=params.seed + i) for i in range(n or 1)]
 
 
-def _sampling(body: GenerationBody, *, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
+def _sampling(
+    body: GenerationBody, defaults: Mapping[str, Any], *, max_tokens: int | None, logprobs: int | None
+) -> SamplingParams:
     given: dict[str, Any] = {name: getattr(body, name) for name in _SAME_NAME}
     given["logit_bias"] = _logit_bias(body.logit_bias)
     given["stop"] = (body.stop,) if isinstance(body.stop, str) else body.stop
     given |= {"max_tokens": max_tokens, "logprobs": logprobs}
-    return SamplingParams(**{name: value for name, value in given.items() if value is not None})
+    return sampling_params(given, defaults)
+
+
+def sampling_params(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> SamplingParams:
+    """What was given, null being nothing, over `defaults`. Raises ParameterError."""
+    return SamplingParams(
+        **dict(defaults) | {name: value for name, value in given.items() if value is not None}
+    )
 
 
 def _logit_bias(bias: Mapping[str, float] | None) -> dict[int, float] | None:

@@ -3,24 +3,33 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from headrace.engine.async_engine import AsyncEngine
 from headrace.model.sampling import SamplingParams
 from headrace.model.tokenizer import Tokenizer
 from headrace.server.errors import ApiError, bad_request, from_exception
+from headrace.server.formats import ChatFormat
 from headrace.server.generation import Generation
 
 
 @dataclass(frozen=True)
 class ServerState:
-    """One served model. `vocab_size` is the model's: the ids below it have an embedding."""
+    """One served model.
+
+    `vocab_size` is the model's: the ids below it have an embedding. `sampling` holds the SamplingParams that
+    a request without them gets. `keep_alive` is the longest silence in a stream, in seconds (0: no limit).
+    """
 
     model_name: str
     vocab_size: int
     tokenizer: Tokenizer
     engine: AsyncEngine
+    format: ChatFormat
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    keep_alive: float = 0.0
     created: int = field(default_factory=lambda: int(time.time()))
 
     def check_model(self, name: str | None) -> None:
@@ -45,7 +54,12 @@ class ServerState:
         return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
     def submit(
-        self, prompts: Sequence[Sequence[int]], choices: Sequence[SamplingParams], *, param: str
+        self,
+        prompts: Sequence[Sequence[int]],
+        choices: Sequence[SamplingParams],
+        *,
+        param: str,
+        keep_markers: bool = False,
     ) -> Generation:
         """One engine request for each choice of each prompt, the choices of a prompt side by side.
 
@@ -53,6 +67,6 @@ class ServerState:
         """
         jobs = [(prompt, params) for prompt in prompts for params in choices]
         try:
-            return Generation(self.engine, jobs)
+            return Generation(self.engine, jobs, keep_markers=keep_markers)
         except Exception as error:
             raise from_exception(error, prompt_param=param) from error

@@ -1,38 +1,76 @@
-"""Server-sent events: one `data:` line for each JSON object, and `[DONE]` at the end."""
+"""Server-sent events, in the dialect of each protocol, with a sign of life in long silences."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from headrace.server.disconnect import ClientGoneError, unless_gone
-from headrace.server.errors import from_exception
+from headrace.server.errors import ApiError, from_exception
 from headrace.server.generation import Generation
 
 log = logging.getLogger(__name__)
+
+Event = Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dialect:
+    """How a protocol writes a stream: its events, a failure after the first of them, its end."""
+
+    encode: Callable[[Event], str]
+    failure: Callable[[ApiError], Event]
+    end: str = ""
+    alive: str = ": keep-alive\n\n"  # a comment, which every client skips
+
+
+def data_line(event: Event) -> str:
+    """An event that is told by its content."""
+    return f"data: {json.dumps(event, ensure_ascii=False, separators=(',', ':'))}\n\n"
+
+
+def named_event(event: Event) -> str:
+    """An event that has its type as its name too."""
+    return f"event: {event['type']}\n{data_line(event)}"
+
+
+OPENAI = Dialect(encode=data_line, failure=lambda error: error.body, end="data: [DONE]\n\n")
 
 
 class EventStream(Response):
     """Sends `events` as they come and cancels `generation` when the client goes away.
 
     An exception in `events` becomes an event with an error object: the status has gone out by then, and the
-    stream still ends in [DONE] so that no client takes it for a lost connection.
+    stream still ends as the dialect says, so that no client takes it for a lost connection. Nothing sent for
+    `keep_alive` seconds (0: never mind) brings a comment line: clients and proxies give up on silence.
     """
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncIterator[Mapping[str, Any]], generation: Generation) -> None:
+    def __init__(
+        self,
+        events: AsyncIterator[Event],
+        generation: Generation,
+        *,
+        dialect: Dialect = OPENAI,
+        keep_alive: float = 0.0,
+    ) -> None:
         self.status_code = 200
         self.background = None
         # Proxies such as nginx would otherwise hold events back to fill their buffers.
         self.init_headers({"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         self._events = events
         self._generation = generation
+        self._dialect = dialect
+        self._keep_alive = keep_alive
+        self._last = 0.0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -44,21 +82,39 @@ class EventStream(Response):
 
     async def _send_all(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        async for line in self._lines():
-            await send({"type": "http.response.body", "body": line.encode(), "more_body": True})
+        alive = asyncio.ensure_future(self._send_signs_of_life(send)) if self._keep_alive else None
+        try:
+            async for line in self._lines():
+                await self._send(send, line)
+        finally:
+            if alive is not None:
+                alive.cancel()
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
+    async def _send(self, send: Send, line: str) -> None:
+        self._last = asyncio.get_running_loop().time()
+        # What a model writes need not be encodable: JSON can hold half a surrogate pair.
+        await send({"type": "http.response.body", "body": line.encode(errors="replace"), "more_body": True})
+
+    async def _send_signs_of_life(self, send: Send) -> None:
+        loop = asyncio.get_running_loop()
+        self._last = loop.time()
+        while True:
+            wait = self._last + self._keep_alive - loop.time()
+            if wait > 0:
+                await asyncio.sleep(wait)
+            else:
+                await self._send(send, self._dialect.alive)
+
     async def _lines(self) -> AsyncIterator[str]:
+        encode = self._dialect.encode
         try:
             async for event in self._events:
-                yield _data(event)
+                yield encode(event)
         except Exception as error:
             failure = from_exception(error)
             if failure.status == 500:
                 log.exception("a stream failed")
-            yield _data(failure.body)
-        yield "data: [DONE]\n\n"
-
-
-def _data(event: Mapping[str, Any]) -> str:
-    return f"data: {json.dumps(event, ensure_ascii=False, separators=(',', ':'))}\n\n"
+            yield encode(self._dialect.failure(failure))
+        if self._dialect.end:
+            yield self._dialect.end

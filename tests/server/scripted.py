@@ -8,14 +8,18 @@ What the backend says depends on words in the prompt, so that a test can ask for
     "seed"        says the request's seed
     "crash"       the backend raises, which ends the engine
     otherwise     says REPLY
+
+All of this is the answer's words: in a chat the backend writes North's markers around them. Anything else it
+says word for word, when a test has put it into `ScriptedBackend.lines`.
 """
 
 from __future__ import annotations
 
+import collections
 import re
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -27,6 +31,7 @@ from headrace.engine.build import assemble_engine
 from headrace.engine.options import EngineOptions
 from headrace.engine.request import Request
 from headrace.load import Loaded
+from headrace.model import markers
 from headrace.model.batch import Span
 from headrace.model.config import DenseMLP, KVGroup, LayerConfig, ModelConfig, Norm, Rope
 from headrace.model.kv import blocks_for
@@ -36,6 +41,7 @@ from headrace.model.tokenizer import Tokenizer
 from headrace.server.app import Server, ServerOptions, bind, create_app
 
 REPLY = "Hello there."
+TURN_TOKENS = 4  # what a chat's answer costs besides its words: three markers, and the end of the turn
 CONTEXT = 2048
 VOCABULARY = 512
 STEP_SECONDS = 0.0005  # long enough for other threads to act between two steps
@@ -51,6 +57,8 @@ class ScriptedBackend:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.steps = 0
+        self.lines: collections.deque[str] = collections.deque()  # what the next requests get
+        self._taken: dict[int, Sequence[int]] = {}
         self._tokenizer = tokenizer
         self._endless = tokenizer.encode("a") * CONTEXT
         self._end = tokenizer.eos_token_ids[0]
@@ -82,6 +90,10 @@ class ScriptedBackend:
 
     def _script(self, row: DecodeRow) -> Sequence[int]:
         """The tokens of the whole reply, without the end of the turn."""
+        if id(row.prompt) not in self._taken and self.lines:
+            self._taken[id(row.prompt)] = self._tokenizer.encode(self.lines.popleft())
+        if (line := self._taken.get(id(row.prompt))) is not None:
+            return line
         prompt = self._tokenizer.decode(row.prompt)
         if "crash" in prompt:
             raise RuntimeError("the script says so")
@@ -90,8 +102,17 @@ class ScriptedBackend:
         if "no end" in prompt:
             return list(self._endless)
         if said := re.search(r"say \{(.*?)\}", prompt, re.DOTALL):
-            return self._tokenizer.encode(said[1])
-        return self._tokenizer.encode(f"{row.seed}" if "seed" in prompt else REPLY)
+            return self._in_turn(row, said[1])
+        return self._in_turn(row, f"{row.seed}" if "seed" in prompt else REPLY)
+
+    def _in_turn(self, row: DecodeRow, words: str) -> Sequence[int]:
+        """The words as the prompt wants them continued."""
+        last = self._tokenizer.token_text(row.prompt[-1])
+        if last == markers.START_THINKING:
+            words = markers.END_THINKING + markers.START_TEXT + words + markers.END_TEXT
+        elif last == markers.END_THINKING:
+            words = markers.START_TEXT + words + markers.END_TEXT
+        return self._tokenizer.encode(words)
 
     def _sampled(self, row: DecodeRow, script: Sequence[int]) -> Sampled:
         position = len(row.output)
@@ -112,8 +133,8 @@ class WatchedEngine(AsyncEngine):
         self.submitted: list[Request] = []
         self.cancelled_at: dict[Request, int] = {}
 
-    def submit(self, *args: Any) -> Request:
-        request = super().submit(*args)
+    def submit(self, *args: Any, **options: Any) -> Request:
+        request = super().submit(*args, **options)
         self.submitted.append(request)
         return request
 
@@ -130,6 +151,15 @@ class Scripted:
     tokenizer: Tokenizer
     engine: WatchedEngine
     backend: ScriptedBackend
+
+    def says(self, *lines: str) -> None:
+        """What the next requests get, word for word."""
+        self.backend.lines.extend(lines)
+
+    @property
+    def prompt(self) -> str:
+        """The last prompt, as the model reads it."""
+        return self.tokenizer.decode(self.engine.submitted[-1].prompt, skip_special_tokens=False)
 
     def wait_idle(self, seconds: float = 5.0) -> None:
         """Wait until the engine holds no request and every block is free; AssertionError if it never is."""
@@ -160,11 +190,11 @@ def _blocks() -> int:
     return 16 * blocks_for(CONTEXT)
 
 
-def config() -> ModelConfig:
+def config(vocab_size: int = VOCABULARY) -> ModelConfig:
     layer = LayerConfig(window=None, rope=Rope.HALF_SPLIT, mlp=DenseMLP(width=8))
     return ModelConfig(
         family="llama",
-        vocab_size=VOCABULARY,
+        vocab_size=vocab_size,
         hidden_size=8,
         num_heads=1,
         num_kv_heads=1,
@@ -186,10 +216,11 @@ def scripted_engine(tokenizer: Tokenizer, **options: Any) -> WatchedEngine:
         backend=backend,
         prefiller=backend,
         tokenizer=tokenizer,
-        config=config(),
+        config=config(tokenizer.vocab_size),
         sizes={KVGroup.FULL: _blocks()},
         max_context=CONTEXT,
-        options=EngineOptions(**options),
+        # Without the prefix cache every block is free when nothing runs, which shows what leaks.
+        options=EngineOptions(**{"prefix_cache": False} | options),
     )
     engine = WatchedEngine(core)
     engine.backend = backend
@@ -198,20 +229,23 @@ def scripted_engine(tokenizer: Tokenizer, **options: Any) -> WatchedEngine:
 
 
 @contextmanager
-def scripted_server(**options: Any) -> Iterator[Scripted]:
-    """A server on a free port; `options` are EngineOptions'."""
-    tokenizer = Tokenizer.synthetic(VOCABULARY)
+def scripted_server(
+    tokenizer: Tokenizer | None = None, served: Mapping[str, Any] | None = None, **options: Any
+) -> Iterator[Scripted]:
+    """A server on a free port; `served` are ServerOptions', `options` EngineOptions'."""
+    tokenizer = tokenizer or Tokenizer.synthetic(VOCABULARY)
     engine = scripted_engine(tokenizer, **options)
-    loaded = Loaded("scripted", cast(Any, SimpleNamespace(config=config())), tokenizer)
+    model = SimpleNamespace(config=config(tokenizer.vocab_size))
+    loaded = Loaded("scripted", cast(Any, model), tokenizer)
     try:
-        with serving(loaded, engine) as url:
+        with serving(loaded, engine, **served or {}) as url:
             yield Scripted(url, tokenizer, engine, engine.backend)
     finally:
         engine.close()
 
 
 @contextmanager
-def serving(loaded: Loaded, engine: AsyncEngine) -> Iterator[str]:
+def serving(loaded: Loaded, engine: AsyncEngine, **served: Any) -> Iterator[str]:
     """The real application on a thread; gives its URL."""
     ready = threading.Event()
     urls: list[str] = []
@@ -220,7 +254,7 @@ def serving(loaded: Loaded, engine: AsyncEngine) -> Iterator[str]:
         urls.append(url)
         ready.set()
 
-    options = ServerOptions(port=0)
+    options = ServerOptions(port=0, **served)
     bound = bind(options)
     server = Server(create_app(loaded, engine, options), on_ready)
     thread = threading.Thread(target=lambda: server.run(sockets=[bound]), daemon=True)

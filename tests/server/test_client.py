@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from headrace.client import Client, Piece, ServerError
-from tests.server.scripted import REPLY, Scripted
+from tests.server.scripted import REPLY, TURN_TOKENS, Scripted
 
 
 def test_health_model_and_chat(server: Scripted) -> None:
@@ -18,11 +18,11 @@ def test_health_model_and_chat(server: Scripted) -> None:
         assert client.model() == "scripted"
     pieces = list(client.chat([{"role": "user", "content": "hi"}]))
     assert "".join(piece.text for piece in pieces) == REPLY
-    assert pieces[-1] == Piece("", "stop", len(REPLY) + 1)
+    assert pieces[-1] == Piece("", "stop", len(REPLY) + TURN_TOKENS)
 
 
 def test_leaving_an_answer_cancels_it(server: Scripted) -> None:
-    pieces = Client(server.url).chat([{"role": "user", "content": "endless"}])
+    pieces = Client(server.url).chat([{"role": "user", "content": "endless"}], reasoning_effort="none")
     next(pieces)
     server.wait_busy(running=1)
     pieces.close()

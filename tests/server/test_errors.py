@@ -10,10 +10,10 @@ import openai
 import pytest
 
 from headrace.engine.request import EngineError
-from headrace.server import chat
+from headrace.server import conversation
 from headrace.server.errors import from_exception
 from tests.server.scripted import VOCABULARY, scripted_server
-from tests.server.test_chat import PATH, events, user
+from tests.server.test_chat import PATH, TOOL, events, user
 
 
 def error_of(response: httpx.Response, status: int) -> dict[str, Any]:
@@ -88,6 +88,9 @@ def test_other_content_types(http: httpx.Client) -> None:
         ({"tools": [{"type": "function"}]}, "tools[0].function"),
         ({"tools": [{"type": "retrieval", "function": {"name": "f"}}]}, "tools[0].type"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": "required", "tools": [TOOL]}, "tool_choice"),
+        ({"tool_choice": {"type": "function", "function": {"name": "read"}}, "tools": [TOOL]}, "tool_choice"),
         ({"chat_template_kwargs": {"tools": []}}, "chat_template_kwargs.tools"),
         ({"chat_template_kwargs": {"tokenize": True}}, "messages"),
     ],
@@ -133,7 +136,7 @@ def test_our_own_mistakes_are_500_without_their_details(
     def broken(*_: object) -> None:
         raise KeyError("secret")
 
-    monkeypatch.setattr(chat, "render", broken)
+    monkeypatch.setattr(conversation, "render", broken)
     error = error_of(http.post(PATH, json={"messages": user("hi")}), 500)
     assert error["type"] == "server_error"
     assert "secret" not in error["message"]

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from headrace.server.errors import ApiError
-from headrace.server.messages import template_messages, template_variables
-from headrace.server.protocol import ChatBody, Message
+from headrace.server.messages import template_messages
+from headrace.server.protocol import Message
 
 
 def templated(**fields: Any) -> dict[str, Any]:
@@ -72,13 +72,3 @@ def test_an_empty_list_of_calls_is_none() -> None:
 def test_results_keep_their_id() -> None:
     message = templated(role="tool", content="x", tool_call_id="call_1", name="f")
     assert message == {"role": "tool", "content": "x", "tool_call_id": "call_1", "name": "f"}
-
-
-def test_kwargs_win_over_the_effort() -> None:
-    messages = [{"role": "user", "content": "x"}]
-    body = ChatBody(
-        messages=messages,  # type: ignore[arg-type]  # as JSON gives them
-        reasoning_effort="none",
-        chat_template_kwargs={"reasoning_effort": "high", "documents": []},
-    )
-    assert template_variables(body) == {"reasoning_effort": "high", "documents": [], "tools": None}
