@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -50,8 +52,6 @@ def test_any_order_gives_the_same_bits(world: World, seed: int) -> None:
 
 def test_how_the_past_came_about_does_not_matter(world: World) -> None:
     """Token by token, or as rows of one step."""
-    from dataclasses import replace
-
     row = world.rows()[0]
     tokens = [11, 12, 13]
     fed = [replace(row, token=token, position=row.position + n) for n, token in enumerate(tokens)]
