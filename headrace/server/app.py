@@ -14,7 +14,7 @@ from fastapi import FastAPI
 
 from headrace import __version__
 from headrace.engine.async_engine import AsyncEngine
-from headrace.server import chat, completions, errors, health, models
+from headrace.server import anthropic, chat, completions, errors, health, models, responses
 from headrace.server.formats import choose_format
 from headrace.server.state import ServerState
 
@@ -57,7 +57,7 @@ def create_app(loaded: Loaded, engine: AsyncEngine, options: ServerOptions) -> F
     )
     app = FastAPI(title="headrace", version=__version__)
     errors.install(app)
-    for module in (chat, completions, models, health):
+    for module in (chat, completions, anthropic, responses, models, health):
         app.include_router(module.router(state))
     return app
 

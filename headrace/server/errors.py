@@ -1,4 +1,7 @@
-"""Every error as OpenAI writes it: {"error": {"message", "type", "param", "code"}}, whatever went wrong."""
+"""Every error as OpenAI writes it: {"error": {"message", "type", "param", "code"}}, whatever went wrong.
+
+Where Anthropic's protocol is spoken, as Anthropic writes it.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +23,17 @@ from headrace.server.disconnect import ClientGoneError
 log = logging.getLogger(__name__)
 
 RETRY_AFTER_SECONDS = 1
+ANTHROPIC_PATH = "/v1/messages"
+
+_ANTHROPIC_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    404: "not_found_error",
+    405: "invalid_request_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
 
 
 class ApiError(Exception):
@@ -49,9 +63,23 @@ class ApiError(Exception):
             }
         }
 
-    def response(self) -> Response:
+    @property
+    def anthropic_body(self) -> dict[str, Any]:
+        """The error as Anthropic writes it."""
+        kind = _ANTHROPIC_TYPES.get(self.status, "api_error")
+        return {"type": "error", "error": {"type": kind, "message": self._anthropic_message}}
+
+    @property
+    def _anthropic_message(self) -> str:
+        # Clients know an overflow by these words.
+        overflow = self.code == "context_length_exceeded"
+        return f"prompt is too long: {self.message}" if overflow else self.message
+
+    def response(self, path: str = "") -> Response:
+        """The answer to a request for `path`, in the words of the protocol that lives there."""
+        body = self.anthropic_body if path.startswith(ANTHROPIC_PATH) else self.body
         # In ASCII: what a client sent, and a message repeats, need not be encodable as UTF-8.
-        return Response(json.dumps(self.body), self.status, self.headers, media_type="application/json")
+        return Response(json.dumps(body), self.status, self.headers, media_type="application/json")
 
 
 def bad_request(message: str, *, param: str | None = None, code: str | None = None) -> ApiError:
@@ -88,7 +116,7 @@ def install(app: FastAPI) -> None:
 
 
 async def _on_error(request: Request, error: Exception) -> Response:
-    return from_exception(error).response()
+    return from_exception(error).response(request.url.path)
 
 
 async def _on_client_gone(request: Request, error: Exception) -> Response:
@@ -101,12 +129,12 @@ async def _on_http(request: Request, error: Exception) -> Response:
         404: f"Unknown path {request.url.path}: there is no such endpoint.",
         405: f"{request.method} is not allowed on {request.url.path}.",
     }.get(error.status_code, str(error.detail))
-    return ApiError(error.status_code, message, headers=error.headers).response()
+    return ApiError(error.status_code, message, headers=error.headers).response(request.url.path)
 
 
 async def _on_invalid(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
-    return validation_error(error.errors(), error.body).response()
+    return validation_error(error.errors(), error.body).response(request.url.path)
 
 
 def validation_error(errors: Sequence[Any], body: Any) -> ApiError:

@@ -1,8 +1,9 @@
-"""`GET /health`: whether the engine lives."""
+"""`GET /health`: whether the engine lives. `HEAD /`: whether anybody is there, which Claude Code asks."""
 
 from __future__ import annotations
 
 from fastapi import APIRouter
+from starlette.responses import Response
 
 from headrace.server.errors import ApiError
 from headrace.server.state import ServerState
@@ -18,5 +19,9 @@ def router(state: ServerState) -> APIRouter:
             message = state.engine.error or "the engine is not running"
             raise ApiError(503, f"{message}; restart the server", code="engine_unavailable")
         return {"status": "ok"}
+
+    @routes.head("/")
+    async def root() -> Response:
+        return Response()
 
     return routes

@@ -28,6 +28,7 @@ class Call:
 
     name: str
     arguments: str = ""
+    complete: bool = False
 
 
 @dataclass(slots=True)
@@ -41,6 +42,21 @@ class Message:
     finish_reason: str = STOP
     stop_string: str | None = None
 
+    def events(self) -> list[Event]:
+        """The events that make up this message."""
+        events: list[Event] = []
+        if self.reasoning:
+            events.append(Reasoning(self.reasoning))
+        if self.content:
+            events.append(Content(self.content))
+        for index, call in enumerate(self.calls):
+            events.append(CallStart(index, call.name))
+            if call.arguments:
+                events.append(CallArguments(index, call.arguments))
+            if call.complete:
+                events.append(CallEnd(index))
+        return events
+
     def add(self, events: Iterable[Event]) -> None:
         for event in events:
             match event:
@@ -52,6 +68,8 @@ class Message:
                     self.calls.append(Call(name))
                 case CallArguments(index, text):
                     self.calls[index].arguments += text
+                case CallEnd(index):
+                    self.calls[index].complete = True
 
 
 @dataclass(frozen=True, slots=True)

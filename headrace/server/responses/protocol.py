@@ -1,0 +1,201 @@
+"""The body of `POST /v1/responses`, and the conversation that it stands for.
+
+The input is a list of items, in which a turn is spread over several: thoughts, words and each call are items
+of their own, and so are the results. They are gathered into one message for each turn.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from pydantic import Field
+
+from headrace.server.errors import bad_request
+from headrace.server.protocol import Body, ResponseFormat, warn_once
+
+Item = dict[str, Any]
+
+_CUSTOM_SCHEMA = {
+    "type": "object",
+    "properties": {"input": {"type": "string"}},
+    "required": ["input"],
+    "additionalProperties": False,
+}
+_TEXT_PARTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
+_SYSTEM_ROLES = {"developer": "system"}
+
+
+class Reasoning(Body):
+    effort: str | None = None
+    summary: str | None = None
+
+
+class TextOptions(Body):
+    format: ResponseFormat | None = None
+    verbosity: str | None = None
+
+
+class ResponsesBody(Body):
+    """`POST /v1/responses`."""
+
+    model: str | None = None
+    input: str | list[Item]
+    instructions: str | None = None
+    tools: list[Item] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    stream: bool | None = None
+    store: bool | None = None
+    include: list[str] | None = None
+    reasoning: Reasoning | None = None
+    text: TextOptions | None = None
+    max_output_tokens: int | None = Field(default=None, ge=1)
+    temperature: float | None = None
+    top_p: float | None = None
+    previous_response_id: str | None = None
+    prompt_cache_key: str | None = None
+    client_metadata: dict[str, Any] | None = None
+    metadata: dict[str, Any] | None = None
+    truncation: str | None = None
+    service_tier: str | None = None
+    user: str | None = None
+    background: bool | None = None
+
+
+def custom_names(tools: Iterable[Item] | None) -> frozenset[str]:
+    """Names of the tools whose input is free text."""
+    return frozenset(str(tool.get("name")) for tool in tools or () if tool.get("type") == "custom")
+
+
+def template_tools(tools: Iterable[Item] | None) -> list[dict[str, Any]]:
+    """The tools in chat's form, which templates read. A free text becomes the one argument of a function."""
+    result = []
+    for number, tool in enumerate(tools or ()):
+        kind = tool.get("type")
+        if kind not in ("function", "custom"):
+            warn_once(f"Leaving out a tool of type {str(kind)[:50]}: it would run on OpenAI's servers")
+            continue
+        if not isinstance(tool.get("name"), str):
+            where = f"tools[{number}].name"
+            raise bad_request(f"{where}: must be the name of a tool", param=where)
+        function = {key: tool[key] for key in ("name", "description", "strict") if tool.get(key) is not None}
+        schema = _CUSTOM_SCHEMA if kind == "custom" else tool.get("parameters")
+        function["parameters"] = schema or {"type": "object", "properties": {}}
+        result.append({"type": "function", "function": function})
+    return result
+
+
+def chat_choice(choice: str | Mapping[str, Any] | None) -> str | dict[str, Any] | None:
+    """`tool_choice` as chat has it: there a named function is an object inside the object."""
+    if isinstance(choice, Mapping) and choice.get("type") in ("function", "custom"):
+        return {"type": "function", "function": {"name": choice.get("name")}}
+    return choice if choice is None or isinstance(choice, str) else dict(choice)
+
+
+def template_messages(body: ResponsesBody) -> list[dict[str, Any]]:
+    """The conversation as templates read it. Raises ApiError 400 for what cannot be read."""
+    messages: list[dict[str, Any]] = []
+    if body.instructions:
+        messages.append({"role": "system", "content": body.instructions})
+    if isinstance(body.input, str):
+        return [*messages, {"role": "user", "content": body.input}]
+    for number, item in enumerate(body.input):
+        _add(messages, item, f"input[{number}]")
+    if not messages:
+        raise bad_request("input: is empty; give at least one message", param="input")
+    return messages
+
+
+def _add(messages: list[dict[str, Any]], item: Item, where: str) -> None:
+    match item.get("type", "message"):
+        case "message":
+            _add_message(messages, item, where)
+        case "reasoning":
+            if thoughts := _thoughts(item):
+                turn = _turn(messages, after_calls=False)
+                turn["reasoning"] = turn["reasoning_content"] = turn.get("reasoning", "") + thoughts
+        case "function_call" | "custom_tool_call" as kind:
+            _add_call(messages, item, where, custom=kind == "custom_tool_call")
+        case "function_call_output" | "custom_tool_call_output":
+            content = _text(item.get("output"), f"{where}.output", lenient=True)
+            messages.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": content})
+        case other:
+            warn_once(f"Leaving out an input item of type {str(other)[:50]}, which no template can show")
+
+
+def _add_message(messages: list[dict[str, Any]], item: Item, where: str) -> None:
+    role = item.get("role")
+    if role not in ("system", "developer", "user", "assistant"):
+        raise bad_request(
+            f"{where}.role: must be system, developer, user or assistant", param=f"{where}.role"
+        )
+    text = _text(item.get("content"), f"{where}.content")
+    if role == "assistant":
+        turn = _turn(messages, after_calls=False)
+        turn["content"] += text
+    else:
+        messages.append({"role": _SYSTEM_ROLES.get(role, role), "content": text})
+
+
+def _add_call(messages: list[dict[str, Any]], item: Item, where: str, *, custom: bool) -> None:
+    name = item.get("name")
+    if not isinstance(name, str):
+        raise bad_request(f"{where}.name: must be the name of a tool", param=f"{where}.name")
+    arguments = {"input": item.get("input") or ""} if custom else _arguments(item.get("arguments"))
+    call = {
+        "id": item.get("call_id"),
+        "type": "function",
+        "function": {"name": name, "arguments": arguments},
+    }
+    _turn(messages, after_calls=True).setdefault("tool_calls", []).append(call)
+
+
+def _turn(messages: list[dict[str, Any]], *, after_calls: bool) -> dict[str, Any]:
+    """The assistant's turn under way, or a new one. Thoughts and words after calls begin a new turn."""
+    last = messages[-1] if messages else None
+    if last is None or last["role"] != "assistant" or (last.get("tool_calls") and not after_calls):
+        last = {"role": "assistant", "content": ""}
+        messages.append(last)
+    return last
+
+
+def _thoughts(item: Item) -> str:
+    """Thoughts as they were, or else their summary."""
+    for key in ("content", "summary"):
+        parts = item.get(key)
+        if isinstance(parts, list) and parts:
+            return "".join(str(part.get("text") or "") for part in parts if isinstance(part, dict))
+    return ""
+
+
+def _arguments(arguments: Any) -> Any:
+    """A call's arguments as an object; a string that does not parse was cut off by a limit and stays."""
+    try:
+        return json.loads(arguments) if isinstance(arguments, str) else arguments or {}
+    except ValueError:
+        return arguments or {}
+
+
+def _text(content: Any, where: str, *, lenient: bool = False) -> str:
+    """The text of a string or a list of parts; `lenient` marks the place of what is no text."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    if not isinstance(content, Sequence):
+        raise bad_request(f"{where}: must be a string or a list of parts", param=where)
+    return "\n".join(
+        _part(part, f"{where}[{number}]", lenient=lenient) for number, part in enumerate(content)
+    )
+
+
+def _part(part: Any, where: str, *, lenient: bool) -> str:
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    text = part.get(_TEXT_PARTS[kind]) if isinstance(kind, str) and kind in _TEXT_PARTS else None
+    if isinstance(text, str):
+        return text
+    if lenient:
+        return f"[{kind} left out]"
+    raise bad_request(
+        f"{where}.type: {kind!r} is not supported; this model reads text parts only.", param=f"{where}.type"
+    )
