@@ -207,3 +207,7 @@ class Task:
         place = (self[Field.LAYER], block, self[Field.KV_HEAD])
         offset = state.position % BLOCK_TOKENS
         self.machine.kv.write(place, offset, part, tiles, values, self._toucher())
+
+    def publish_pages(self) -> None:
+        """For SAMPLE_COMMIT: make what this SM wrote into pages visible to all."""
+        self.machine.kv.publish(self._toucher())

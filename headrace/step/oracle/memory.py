@@ -208,7 +208,8 @@ def _poisoned(spec: BufferSpec) -> Array:
 class KVPages:
     """The cache's pages, with a tag for each piece that a task writes: 8 elements of a token's key or value.
 
-    The tag is the agent and its clock for what was written in this launch.
+    The tag is the agent and its clock for what was written in this launch. Unlike exchange buffers, pages are
+    not published by the next signal: an SM's writes are its own until SAMPLE_COMMIT makes them visible.
     """
 
     def __init__(self, cache: KVCache, clocks: Clocks) -> None:
@@ -218,17 +219,19 @@ class KVPages:
         places = torch.arange(page)
         # Where in a page each element of each token lies, [BLOCK_TOKENS, head_dim]: K, then V.
         self._places = (keys_of(places), values_of(places))
-        pieces = 2 * page // BLOCK_TOKENS // TILE_ROWS
-        shapes = [(*pages.shape[:2], BLOCK_TOKENS, pieces) for pages in cache.pages]
-        self._writer = [np.full(shape, clocks.host, dtype=np.int16) for shape in shapes]
-        self._clock = [np.zeros(shape, dtype=np.int32) for shape in shapes]
-        self._touched: set[tuple[int, int]] = set()
+        self._tiles = page // BLOCK_TOKENS // TILE_ROWS
+        self._tags: dict[PagePlace, tuple[Array, Array]] = {}
+        self._unpublished: dict[int, list[tuple[Array, Index]]] = {}
 
     def begin_launch(self) -> None:
-        """What was there before belongs to the host."""
-        for layer, block in self._touched:
-            self._writer[layer][block] = self._clocks.host
-        self._touched.clear()
+        """What was there before belongs to the host, and all know of it."""
+        self._tags.clear()
+        self._unpublished.clear()
+
+    def publish(self, by: Toucher) -> None:
+        """From its next signal on, an agent's writes are there for all who know of the signal."""
+        for clock, index in self._unpublished.pop(by.agent, []):
+            clock[index] = self._clocks.now(by.agent)
 
     def read(self, place: PagePlace, tokens: slice, by: Toucher) -> tuple[Floats, Floats]:
         """Keys and values of a block, each [BLOCK_TOKENS, head_dim], as they are in memory now.
@@ -237,9 +240,8 @@ class KVPages:
         published to the reader.
         """
         layer, block, head = place
-        if (layer, block) in self._touched:
-            writer = self._writer[layer][block, head, tokens]
-            clock = self._clock[layer][block, head, tokens]
+        if place in self._tags:
+            writer, clock = (tag[tokens] for tag in self._tags[place])
             unseen = clock > self._clocks.knowledge[by.agent][writer]
             if unseen.any():
                 token = tokens.start + int(np.argmax(unseen.any(axis=-1)))
@@ -265,7 +267,11 @@ class KVPages:
         elements = (tiles[:, None] * TILE_ROWS + np.arange(TILE_ROWS)).reshape(-1)
         where = self._places[part][token, torch.from_numpy(elements)]
         page[where] = torch.from_numpy(values).to(page.dtype)
-        pieces = part * (self._writer[layer].shape[-1] // 2) + tiles
-        self._writer[layer][block, head, token, pieces] = by.agent
-        self._clock[layer][block, head, token, pieces] = self._clocks.now(by.agent)
-        self._touched.add((layer, block))
+        if place not in self._tags:
+            shape = (BLOCK_TOKENS, 2 * self._tiles)
+            self._tags[place] = np.full(shape, self._clocks.host), np.zeros(shape, dtype=np.int32)
+        writer, clock = self._tags[place]
+        pieces = part * self._tiles + tiles
+        writer[token, pieces] = by.agent
+        clock[token, pieces] = np.iinfo(np.int32).max
+        self._unpublished.setdefault(by.agent, []).append((clock, (token, pieces)))

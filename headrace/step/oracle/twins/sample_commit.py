@@ -26,6 +26,7 @@ def sample_commit(task: Task) -> None:
         stop = stop or bool(candidates["stop"].any())
         results[row] = reduced(task, row, candidates, state.row.params.logprobs)
     _clear(task)
+    task.publish_pages()
     states = task.change_states()
     for row, state in active.items():
         result = results[row]
