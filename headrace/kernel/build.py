@@ -83,7 +83,9 @@ def cache_directory() -> Path:
     return Path(base) / "headrace" / "kernels"
 
 
-def build(variant: Variant, *, cache: Path | None = None, progress: Callable[[str], None] | None = None) -> Binary:
+def build(
+    variant: Variant, *, cache: Path | None = None, progress: Callable[[str], None] | None = None
+) -> Binary:
     """The binary of a variant, from the cache or compiled. `progress` gets one line if it is compiled.
 
     Raises BuildError if it does not compile, or if NVRTC is not installed.
@@ -113,7 +115,12 @@ def fixed_headers() -> dict[str, str]:
 def cache_key(headers: dict[str, str], version: str) -> str:
     """A name that differs whenever the outcome could."""
     digest = hashlib.sha256()
-    for part in (version, *OPTIONS, SOURCE, *(text for name in sorted(headers) for text in (name, headers[name]))):
+    for part in (
+        version,
+        *OPTIONS,
+        SOURCE,
+        *(text for name in sorted(headers) for text in (name, headers[name])),
+    ):
         digest.update(f"{len(part)}:".encode())
         digest.update(part.encode())
     return digest.hexdigest()[:32]

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from headrace.step.isa import PAGE_BYTES_MAX, WORDS
 
 SHARED_BYTES = 227 * 1024  # shared memory that a block may have (Hopper)
-REGISTERS = 65536  # of an SM
+REGISTERS = 168 * 384  # of a block: 65536, shared out evenly in multiples of 8; setmaxnreg moves no others
 WARP = 32
 GROUP_THREADS = 128  # a warp group
 CONSUMER_GROUPS = 2
 CONSUMER_REGISTERS = 224  # a thread; setmaxnreg takes multiples of 8
-OTHER_REGISTERS = 64  # a thread of the third group: loader, publisher, controller
+OTHER_REGISTERS = 56  # a thread of the third group: loader, publisher
 WORKING_REGISTERS = 88  # of CONSUMER_REGISTERS: accumulators, a page's fragments, addresses
 STAGING_BYTES = 24 * 1024  # results on their way out, sums across warps, small tables
 TASK_SLOTS = 16  # descriptors that the loader may be ahead of the consumers

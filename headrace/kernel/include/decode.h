@@ -78,6 +78,9 @@ __device__ __forceinline__ void begin(Shared& s, const Params& p) {
   __syncthreads();
 }
 
+// For the host, which has to ask for as much.
+extern "C" __constant__ const int shared_bytes = sizeof(Shared);
+
 extern "C" __global__ void __launch_bounds__(THREADS, 1) decode(const __grid_constant__ Params p) {
   extern __shared__ __align__(128) uint8_t memory[];
   Shared& s = *reinterpret_cast<Shared*>(memory);
