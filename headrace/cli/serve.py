@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from headrace.cli import console
 from headrace.cli.options import EngineFlags, ModelFlags
+
+if TYPE_CHECKING:
+    from headrace.server import ServerOptions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,20 +29,52 @@ class ListenFlags:
             metavar="NAME", help="What clients call the model. Default: its own name.", show_default=False
         ),
     ] = None
+    api_key: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY",
+            envvar="HEADRACE_API_KEY",
+            help="Key that clients must send; give the option again for each further key.",
+            show_default=False,
+        ),
+    ] = None
+    cors_origin: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="ORIGIN",
+            help='Page that may call the endpoint from a browser, such as http://localhost:3000; "*": all.',
+            show_default=False,
+        ),
+    ] = None
+    keep_alive: Annotated[
+        float, typer.Option(help="Seconds of silence after which a stream gets a comment line; 0: never.")
+    ] = 15.0
+
+    def options(self) -> ServerOptions:
+        from headrace.server import ServerOptions
+
+        return ServerOptions(
+            host=self.host,
+            port=self.port,
+            served_name=self.served_name,
+            api_keys=tuple(self.api_key or ()),
+            cors_origins=tuple(self.cors_origin or ()),
+            keep_alive=self.keep_alive,
+        )
 
 
 def serve(model: ModelFlags, engine: EngineFlags, listen: ListenFlags) -> None:
-    """Serve a model behind an OpenAI-compatible endpoint.
+    """Serve a model behind an endpoint that speaks the protocols of OpenAI and Anthropic.
 
-    It answers POST /v1/chat/completions and /v1/completions, streaming or not, GET /v1/models and
-    GET /health. Ctrl-C stops it, after answers under way have had a few seconds to end.
+    It answers POST /v1/chat/completions, /v1/completions, /v1/responses and /v1/messages, streaming or not,
+    GET /v1/models and GET /health. Ctrl-C stops it, after answers under way have had a few seconds to end.
 
     Example: headrace serve smollm2 --port 8000
     """
-    from headrace.server import ServerOptions, bind, create_app, run
+    from headrace.server import bind, create_app, run
 
     options = engine.options()
-    server_options = ServerOptions(host=listen.host, port=listen.port, served_name=listen.served_name)
+    server_options = listen.options()
     with contextlib.closing(bind(server_options)) as socket:
         loaded = model.load()
         with contextlib.closing(engine.build(loaded, options)) as core:

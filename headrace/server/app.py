@@ -5,17 +5,19 @@ from __future__ import annotations
 import logging
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import uvicorn
 from fastapi import FastAPI
+from starlette.middleware.cors import CORSMiddleware
 
 from headrace import __version__
 from headrace.engine.async_engine import AsyncEngine
-from headrace.server import anthropic, chat, completions, errors, health, models, responses
+from headrace.server import anthropic, chat, completions, errors, health, models, responses, tokens
 from headrace.server.formats import choose_format
+from headrace.server.gate import Gate
 from headrace.server.state import ServerState
 
 if TYPE_CHECKING:
@@ -37,12 +39,18 @@ class ServerOptions:
     host, port   where to listen
     served_name  what to call the model; None: the name that it was loaded under
     keep_alive   seconds of silence after which a stream gets a comment line; 0: never
+    api_keys     of which a client must send one; none: everyone may come in
+    cors_origins pages that may call the endpoint from a browser; "*" for all
+    max_body     bytes that a request's body may have
     """
 
     host: str = "127.0.0.1"
     port: int = 8000
     served_name: str | None = None
     keep_alive: float = 15.0
+    api_keys: Sequence[str] = ()
+    cors_origins: Sequence[str] = ()
+    max_body: int = 64 * 2**20
 
 
 def create_app(loaded: Loaded, engine: AsyncEngine, options: ServerOptions) -> FastAPI:
@@ -57,8 +65,13 @@ def create_app(loaded: Loaded, engine: AsyncEngine, options: ServerOptions) -> F
     )
     app = FastAPI(title="headrace", version=__version__)
     errors.install(app)
-    for module in (chat, completions, anthropic, responses, models, health):
+    for module in (chat, completions, anthropic, responses, models, tokens, health):
         app.include_router(module.router(state))
+    app.add_middleware(Gate, api_keys=options.api_keys, max_body=options.max_body)
+    if options.cors_origins:  # outermost: a refusal must be readable for the page too
+        app.add_middleware(
+            CORSMiddleware, allow_origins=options.cors_origins, allow_methods=["*"], allow_headers=["*"]
+        )
     return app
 
 
@@ -86,10 +99,10 @@ def bind(options: ServerOptions) -> socket.socket:
             f"cannot listen on {options.host}, port {options.port} ({error.strerror}): "
             "give another --port or --host"
         ) from error
-    if bound.getsockname()[0] in ("0.0.0.0", "::"):
+    if bound.getsockname()[0] in ("0.0.0.0", "::") and not options.api_keys:
         log.warning(
             "Listening on all interfaces (%s), without authentication: everyone who can reach this machine "
-            "can use the model. --host 127.0.0.1 keeps it to this machine.",
+            "can use the model. --host 127.0.0.1 keeps it to this machine, --api-key asks for a key.",
             options.host,
         )
     return bound

@@ -91,7 +91,7 @@ class ScriptedBackend:
     def _script(self, row: DecodeRow) -> Sequence[int]:
         """The tokens of the whole reply, without the end of the turn."""
         if id(row.prompt) not in self._taken and self.lines:
-            self._taken[id(row.prompt)] = self._tokenizer.encode(self.lines.popleft())
+            self._taken[id(row.prompt)] = self._encode(self.lines.popleft())
         if (line := self._taken.get(id(row.prompt))) is not None:
             return line
         prompt = self._tokenizer.decode(row.prompt)
@@ -112,7 +112,10 @@ class ScriptedBackend:
             words = markers.END_THINKING + markers.START_TEXT + words + markers.END_TEXT
         elif last == markers.END_THINKING:
             words = markers.START_TEXT + words + markers.END_TEXT
-        return self._tokenizer.encode(words)
+        return self._encode(words)
+
+    def _encode(self, text: str) -> list[int]:
+        return self._tokenizer.encode(text, add_special_tokens=False)
 
     def _sampled(self, row: DecodeRow, script: Sequence[int]) -> Sampled:
         position = len(row.output)

@@ -38,6 +38,10 @@ def post(http: httpx.Client, **fields: Any) -> dict[str, Any]:
 def stream(http: httpx.Client, **fields: Any) -> list[dict[str, Any]]:
     """The events of a streamed answer; each is named by its type, and there is no [DONE]."""
     response = http.post(PATH, params={"beta": "true"}, json=body(**fields, stream=True))
+    return parsed(response)
+
+
+def parsed(response: httpx.Response) -> list[dict[str, Any]]:
     assert response.headers["content-type"].startswith("text/event-stream")
     events = []
     for block in response.text.removesuffix("\n\n").split("\n\n"):

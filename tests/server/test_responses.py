@@ -35,6 +35,10 @@ def post(http: httpx.Client, **fields: Any) -> dict[str, Any]:
 
 def stream(http: httpx.Client, **fields: Any) -> list[dict[str, Any]]:
     response = http.post(PATH, json={"input": "hi", "tools": [TOOL, PATCH], **fields, "stream": True})
+    return parsed(response)
+
+
+def parsed(response: httpx.Response) -> list[dict[str, Any]]:
     assert response.headers["content-type"].startswith("text/event-stream")
     events = []
     for block in response.text.removesuffix("\n\n").split("\n\n"):
