@@ -3,7 +3,10 @@ VENV := .venv
 PY ?= $(VENV)/bin/python
 PYTHON ?= python3
 INSTALLED := $(if $(filter $(VENV)/bin/python,$(PY)),$(VENV)/.installed)
-GPU_TESTS := -m gpu --gpu
+# One process a core, each with one thread: PyTorch's own threads gain little on small models, and two pools of
+# them on the same cores lose much.
+PARALLEL := -n auto --dist worksteal
+export OMP_NUM_THREADS ?= 1
 
 .PHONY: help install demo test test-gpu lint format bench coverage clean
 
@@ -25,10 +28,10 @@ demo: $(INSTALLED) ## serve a real model, ask it a question over HTTP, print the
 	$(PY) tools/demo.py
 
 test: $(INSTALLED) ## all tests that need no GPU
-	$(PY) -m pytest -m "not gpu"
+	$(PY) -m pytest -m "not gpu" $(PARALLEL)
 
 test-gpu: $(INSTALLED) ## the tests that need a Hopper GPU
-	$(PY) -m pytest $(GPU_TESTS)
+	$(PY) -m pytest -m gpu --gpu
 
 lint: $(INSTALLED) ## formatter, linter, strict types
 	$(PY) -m ruff format --check .
@@ -43,7 +46,7 @@ bench: $(INSTALLED) ## what the host costs a step, and tokens per second of the 
 	$(PY) tools/bench.py
 
 coverage: $(INSTALLED) ## the tests with branch coverage
-	$(PY) -m pytest -m "not gpu" --cov --cov-report=term
+	$(PY) -m pytest -m "not gpu" $(PARALLEL) --cov --cov-report=term
 
 clean:          ## remove what the targets made
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage htmlcov
