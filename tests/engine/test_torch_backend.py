@@ -197,3 +197,24 @@ def test_logprobs_come_with_every_token(model: Model, tokenizer: Tokenizer) -> N
     assert [token for token, _ in first.top] == tokens.tolist()
     torch.testing.assert_close(torch.tensor([value for _, value in first.top]), values)
     assert outputs[-1].finish_reason is FinishReason.LENGTH
+
+
+def test_cached_prefixes_change_nothing(model: Model, tokenizer: Tokenizer) -> None:
+    """Three turns of two conversations, with and without the cache; the window is crossed on the way."""
+    params = [SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)] * 2
+    made = []
+    for prefix_cache in (True, False):
+        options = EngineOptions(max_context=800, prefix_cache=prefix_cache, max_sequences=2)
+        engine = build_engine(model, tokenizer, options)
+        conversations = [prompts(1, seed=seed)[0] + [seed] * 70 for seed in (11, 12)]
+        answers = []
+        for turn in range(3):
+            answers.append(generate(engine, conversations, params))
+            conversations = [
+                [*conversation, *answer, *prompts(1, seed=turn)[0]]
+                for conversation, answer in zip(conversations, answers[-1], strict=True)
+            ]
+        made.append(answers)
+        cache = engine._scheduler.blocks.cache
+        assert (cache is not None and bool(cache.root.children)) == prefix_cache
+    assert made[0] == made[1]
