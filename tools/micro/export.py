@@ -9,9 +9,8 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
-from torch import Tensor
 
-from headrace.model.names import hugging_face_names
+from headrace.model.export import stored_tensors
 from headrace.model.tokenizer import Tokenizer
 from headrace.model.transformer import Model
 from tools.micro.network import hugging_face_config
@@ -20,20 +19,11 @@ from tools.micro.network import hugging_face_config
 LARGEST_WEIGHTS = 24_000_000
 
 
-def stored_tensors(model: Model) -> dict[str, Tensor]:
-    """The weights in bfloat16 under the names of a Hugging Face checkpoint, experts one by one."""
-    parameters = dict(model.named_parameters())
-    tensors = {}
-    for stored in hugging_face_names(model.config):
-        part = parameters[stored.parameter].detach()[stored.region]
-        tensors[stored.name] = part.to("cpu", torch.bfloat16).contiguous()
-    return tensors
-
-
 def write_weights(model: Model, folder: Path) -> Path:
-    """model.safetensors; refused above the size that the repository allows."""
+    """model.safetensors, in bfloat16; refused above the size that the repository allows."""
     path = folder / "model.safetensors"
-    save_file(stored_tensors(model), path, metadata={"format": "pt"})
+    weights = {name: tensor.to("cpu", torch.bfloat16) for name, tensor in stored_tensors(model).items()}
+    save_file(weights, path, metadata={"format": "pt"})
     if (size := path.stat().st_size) > LARGEST_WEIGHTS:
         raise ValueError(f"{path} takes {size} bytes, more than {LARGEST_WEIGHTS}: choose a smaller shape")
     return path
