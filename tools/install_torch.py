@@ -1,7 +1,8 @@
 """Install the right build of PyTorch: CUDA where there is an NVIDIA driver, CPU elsewhere.
 
-A plain `pip install torch` on Linux brings several gigabytes of CUDA libraries. On a machine without a GPU this
-script therefore looks first at what an install would bring, and takes a build only if it brings none of them.
+A plain `pip install torch` on Linux brings several gigabytes of CUDA libraries. On a machine without a GPU
+this script therefore looks first at what an install would bring, and takes a build only if it brings none of
+them.
 """
 
 from __future__ import annotations
