@@ -1,7 +1,7 @@
 """Compiles a variant of the kernel at run time, with NVRTC from its wheel, and keeps the result on disk.
 
-No compiler is needed on the machine, nor a GPU. The key of a cached result covers the compiler's version, all options
-and the text of every header, so it cannot be stale; a result appears under its name by one rename.
+No compiler is needed on the machine, nor a GPU. The key of a cached result covers the compiler's version, all
+options and the text of every header, so it cannot be stale; a result appears under its name by one rename.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from headrace.kernel.variant import Variant
 
@@ -36,12 +37,16 @@ STANDARD = {
         "using int64_t = long long; using uint64_t = unsigned long long;\n"
         "using uintptr_t = unsigned long long;\n"
     ),
-    "cstddef": "#pragma once\nusing size_t = decltype(sizeof(0));\n#define offsetof(t, m) ((size_t)__INTADDR__(&(((t*)0)->m)))\n",
+    "cstddef": (
+        "#pragma once\n"
+        "using size_t = decltype(sizeof(0));\n"
+        "#define offsetof(t, m) ((size_t)__INTADDR__(&(((t*)0)->m)))\n"
+    ),
 }
 
 
 class BuildError(RuntimeError):
-    """The kernel does not compile, or what came out is not fit to run; the message has the compiler's words."""
+    """The kernel does not compile, or the result is not fit to run; the message has the compiler's words."""
 
 
 @dataclass(frozen=True)
@@ -57,8 +62,8 @@ class Resources:
         """Raise BuildError where the kernel uses local memory."""
         if self.stack or self.spill_stores or self.spill_loads:
             raise BuildError(
-                f"the kernel uses local memory: {self.stack} bytes of stack, {self.spill_stores} bytes of spill "
-                f"stores, {self.spill_loads} of spill loads"
+                f"the kernel uses local memory: {self.stack} bytes of stack, "
+                f"{self.spill_stores} bytes of spill stores, {self.spill_loads} of spill loads"
             )
 
 
@@ -172,7 +177,7 @@ def _publish(place: Path, content: bytes) -> None:
     os.replace(file.name, place)
 
 
-def _nvrtc():  # type: ignore[no-untyped-def]  # the bindings have no types
+def _nvrtc() -> Any:
     try:
         from cuda.bindings import nvrtc
     except ImportError:
@@ -182,6 +187,6 @@ def _nvrtc():  # type: ignore[no-untyped-def]  # the bindings have no types
     return nvrtc
 
 
-def _succeed(nvrtc, error) -> None:  # type: ignore[no-untyped-def]
+def _succeed(nvrtc: Any, error: Any) -> None:
     if error != nvrtc.nvrtcResult.NVRTC_SUCCESS:
         raise BuildError(f"NVRTC: {error.name}")

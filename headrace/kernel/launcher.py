@@ -60,7 +60,7 @@ class Launcher:
         self._timeout = timeout
         self._table_blocks = table_blocks
         device = weights.data.device
-        self._stream = torch.cuda.Stream(device)
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         sizes = plan.sizes
         self._specs = buffer_specs(sizes)
         self._offsets, total = arena(self._specs)
@@ -102,11 +102,11 @@ class Launcher:
         """
         self._start(rows, steps)
         told = 0
-        finished = torch.cuda.Event()
+        finished = torch.cuda.Event()  # type: ignore[no-untyped-call]
         finished.record(self._stream)
         try:
             while told < steps:
-                over = finished.query()
+                over = bool(finished.query())  # type: ignore[no-untyped-call]
                 if self.host["steps"][0] > told:
                     yield self._row_tokens(told, len(rows))
                     told += 1

@@ -20,8 +20,8 @@ ROW_INPUT = np.dtype(
     ]
 )
 
-# Pinned memory that both see while a launch runs. The host writes `stop`, the kernel all else. The words after
-# `aborted` are the watchdog's: which SM, agent and task of its list waited for what, and the values.
+# Pinned memory that both see while a launch runs. The host writes `stop`, the kernel all else. The words
+# after `aborted` are the watchdog's: which SM, agent and task of its list waited for what, and the values.
 HOST_LINK = np.dtype(
     [
         ("stop", "<i4"),

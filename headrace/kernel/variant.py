@@ -76,4 +76,8 @@ def _offsets(plan: Plan) -> list[str]:
     """Where each Buffer begins in the arena, by its number; 0 for those outside."""
     offsets, _ = arena(buffer_specs(plan.sizes))
     numbers = ", ".join(str(offsets.get(buffer, 0)) for buffer in Buffer)
-    return [f"__constant__ const int64_t OFFSETS[] = {{{numbers}}};\n"]
+    router = offsets.get(Buffer.ROUTER_LOGITS, 0)
+    return [
+        f"__constant__ const int64_t OFFSETS[] = {{{numbers}}};\n",
+        f"constexpr int64_t ROUTER_LOGITS_OFFSET = {router};\n",
+    ]

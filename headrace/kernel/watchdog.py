@@ -49,4 +49,5 @@ def explain(plan: Plan, link: Any) -> str:
         what = f"{name} to be {int(link['want']) % 2**32}, which is {int(link['have']) % 2**32}"
     else:
         what = _WORDS[waited].format(int(link["index"]))
-    return f"the decode kernel gave up: {agent.name.lower()} of SM {sm} waited for {what} at task {task}: {where}"
+    who = f"{agent.name.lower()} of SM {sm}"
+    return f"the decode kernel gave up: {who} waited for {what} at task {task}: {where}"

@@ -12,7 +12,6 @@ struct Consumer {
   uint32_t sequence;  // messages of all tasks before this one
   uint32_t turn;      // tiles that this warp's group has added up
   uint32_t begun;     // tasks
-  bool quit;          // the launch was aborted
   uint32_t thread;    // threadIdx.x, forgotten from task to task: or addresses of all operations would fill registers
 
   __device__ __forceinline__ int warp() const { return thread >> 5; }
@@ -52,8 +51,7 @@ __device__ __forceinline__ bool begin_after(Consumer& c, Waits waits) {
     quit = *static_cast<volatile int32_t*>(&c.s.aborted);
   }
   c.meet_all();
-  c.quit = quit;
-  return !c.quit;
+  return !quit;
 }
 
 __device__ __forceinline__ void wait_for(Consumer& c, int32_t counter, int32_t arrivals) {

@@ -42,17 +42,19 @@ __device__ __forceinline__ void run_task(Consumer& c, const TaskSlot& slot) {
 
 // The consumers' whole life.
 __device__ __forceinline__ void consume(Shared& s, const Params& p) {
-  Consumer c{s, p, {}, 0, 0, 0, false, threadIdx.x};
+  Consumer c{s, p, {}, 0, 0, 0, threadIdx.x};
   while (true) {
     ptx::forget(c.thread);
     const uint32_t slot = c.begun % isa::TASK_SLOTS;
     wait_barrier(s, p, &s.task_full[slot], c.begun / isa::TASK_SLOTS & 1, c.site(), Waited::TASK, slot);
-    const bool commits = s.tasks[slot].task.opcode == static_cast<int32_t>(isa::Opcode::SAMPLE_COMMIT);
     run_task(c, s.tasks[slot]);
-    if (c.quit || (commits && is_set(s.ended))) return;
+    ptx::forget(c.begun);  // the slot is worked out anew, and not kept while the task runs
+    const uint32_t done = c.begun % isa::TASK_SLOTS;
+    const bool commits = s.tasks[done].task.opcode == static_cast<int32_t>(isa::Opcode::SAMPLE_COMMIT);
+    if (is_set(s.quit[c.begun & 1]) || (commits && is_set(s.ended))) return;
     c.begun++;
     __syncwarp();
-    if (c.lane() == 0) ptx::barrier_arrive(&s.task_empty[slot], 1);
+    if (c.lane() == 0) ptx::barrier_arrive(&s.task_empty[done], 1);
   }
 }
 
@@ -65,6 +67,7 @@ __device__ __forceinline__ void begin(Shared& s, const Params& p) {
     ptx::barrier_inits_done();
     s.ended = s.aborted = 0;
     s.epoch = p.epoch + 1;
+    s.filler = {0, 0, 0, 1, 0, 0, p.epoch};  // an empty ring passes for one that has been freed
     for (int row = 0; row < ROWS; row++) {
       const variant::RowInput& input = p.rows[row];
       s.rows.active[row] = input.active;

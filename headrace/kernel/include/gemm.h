@@ -29,6 +29,8 @@ struct Columns {
   static constexpr int PER_PAGE = BLOCKS / PAGES;
   static constexpr int OWN = (PER_PAGE + TILE_WARPS - 1) / TILE_WARPS;  // of a warp, in each page
   static constexpr bool EVEN = PER_PAGE % TILE_WARPS == 0;
+  // Blocks of weights that a warp holds at once: registers are short where activations take 128 of them.
+  static constexpr int HELD = PAGES * OWN * (WIDE ? 8 : 4) >= 128 ? 2 : 4;
 };
 
 // A warp's columns of the activations: lane 4g + c has 8 columns of row g in each of the warp's blocks, and of row
@@ -80,8 +82,6 @@ struct Sums {
   float value[EIGHTS][PARTS][2][4];
 };
 
-constexpr int LOADED = 4;  // blocks that a warp holds at once: registers are short where K is 4,096
-
 // Multiply 8 rows of weights, whose pages are the next in the ring.
 template <int K>
 __device__ __forceinline__ void multiply(Consumer& c, RingPlace& ring, const Activations<K>& a, Sums& sums) {
@@ -93,14 +93,14 @@ __device__ __forceinline__ void multiply(Consumer& c, RingPlace& ring, const Act
     wait_barrier(c.s, c.p, &c.s.page_full[ring.slot], ring.parity, c.site(), Waited::PAGE_LANDED, ring.slot);
     const uint4* from = reinterpret_cast<const uint4*>(c.s.ring[ring.slot]) + c.part() * 32 + c.lane();
 #pragma unroll
-    for (int begin = 0; begin < C::OWN; begin += LOADED) {
-      uint4 b[LOADED];
+    for (int begin = 0; begin < C::OWN; begin += C::HELD) {
+      uint4 b[C::HELD];
 #pragma unroll
-      for (int i = 0; i < LOADED && begin + i < C::OWN; i++)
+      for (int i = 0; i < C::HELD && begin + i < C::OWN; i++)
         b[i] = has_block<K>(c, begin + i) ? from[(begin + i) * TILE_WARPS * 32] : make_uint4(0, 0, 0, 0);
-      if (begin + LOADED >= C::OWN) release_page(c.s, c.lane(), ring.slot, TILE_WARPS);
+      if (begin + C::HELD >= C::OWN) release_page(c.s, c.lane(), ring.slot, TILE_WARPS);
 #pragma unroll
-      for (int i = 0; i < LOADED && begin + i < C::OWN; i++) {
+      for (int i = 0; i < C::HELD && begin + i < C::OWN; i++) {
         if (!has_block<K>(c, begin + i)) continue;
         const int part = WIDE ? 0 : (begin + i) & 1, j = page * C::OWN + begin + i;
 #pragma unroll

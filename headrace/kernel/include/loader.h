@@ -13,10 +13,7 @@ struct Loader {
   Shared& s;
   const Params& p;
   int32_t lane;
-  RingFiller ring;
   int32_t number = 0;       // of the task in the list
-  uint32_t handed = 0;      // tasks handed over
-  uint32_t epoch;
 
   __device__ __forceinline__ Site site() const { return {Agent::LOADER, number}; }
 
@@ -25,7 +22,7 @@ struct Loader {
     bool going = true;
     if (lane == 0)
 #pragma unroll 1
-      for (int i = 0; going && i < count; i++) going = ring.issue(s, p, from + static_cast<size_t>(i) * bytes, bytes, site());
+      for (int i = 0; going && i < count; i++) going = RingFiller{s, p}.issue(from + static_cast<size_t>(i) * bytes, bytes, site());
     return __shfl_sync(~0u, going, 0);
   }
 };
@@ -73,7 +70,7 @@ __device__ __forceinline__ bool load_attention(Loader& l, const isa::Descriptor&
 // Wait, find out what depends on data, hand the task over, copy its pages. False if the launch is over.
 __device__ __forceinline__ bool load_task(Loader& l, const int32_t* words) {
   Shared& s = l.s;
-  const uint32_t slot = l.handed % isa::TASK_SLOTS, lap = l.handed / isa::TASK_SLOTS;
+  const uint32_t slot = s.filler.handed % isa::TASK_SLOTS, lap = s.filler.handed / isa::TASK_SLOTS;
   bool going = true;
   if (l.lane == 0)
     going = wait_barrier_or_end(s, l.p, &s.task_empty[slot], (lap & 1) ^ 1, l.site(), Waited::TASK_FREE, slot);
@@ -84,7 +81,7 @@ __device__ __forceinline__ bool load_task(Loader& l, const int32_t* words) {
   const isa::Descriptor& task = given.task;
   const auto opcode = static_cast<isa::Opcode>(task.opcode);
   if (task.loader_counter && l.lane == 0)
-    wait_counter(s, l.p, task.loader_counter, (l.epoch - task.loader_lag) * static_cast<uint32_t>(task.loader_arrivals), l.site());
+    wait_counter(s, l.p, task.loader_counter, (s.filler.epoch - task.loader_lag) * static_cast<uint32_t>(task.loader_arrivals), l.site());
   const bool over = is_set(s.aborted) || is_set(s.ended);
   if (__any_sync(~0u, over)) return false;
   if (task.loader_lag && l.lane == 0) ptx::global_before_bulk();  // KV that other SMs stored in the step before
@@ -102,7 +99,9 @@ __device__ __forceinline__ bool load_task(Loader& l, const int32_t* words) {
   }
   __syncwarp();
   if (l.lane == 0) ptx::barrier_arrive(&s.task_full[slot], 1);
-  l.handed++;
+  __syncwarp();
+  if (l.lane == 0) s.filler.handed++;
+  __syncwarp();
   switch (opcode) {
     case isa::Opcode::ROUTER:
     case isa::Opcode::QKV_PROJ:
@@ -124,18 +123,18 @@ __device__ __forceinline__ bool load_task(Loader& l, const int32_t* words) {
 
 // The loader's whole life; one warp.
 __device__ __forceinline__ void load(Shared& s, const Params& p) {
-  Loader l{s, p, static_cast<int32_t>(threadIdx.x & 31), {}, 0, 0, p.epoch};
-  l.ring.policy = ptx::read_once_policy();
+  Loader l{s, p, static_cast<int32_t>(threadIdx.x & 31)};
   const int32_t* list = p.descriptors + static_cast<size_t>(blockIdx.x) * sizes::TASKS * isa::WORDS;
   bool going = true;
-#pragma unroll 1
-  for (int step = 0; going && step < p.steps; step++) {
-    l.epoch++;
+  while (going && s.filler.epoch - p.epoch < static_cast<uint32_t>(p.steps)) {
+    __syncwarp();
+    if (l.lane == 0) s.filler.epoch++;
+    __syncwarp();
     for (l.number = 0; going && l.number < sizes::TASKS; l.number++) {
       const int32_t* words = list + l.number * isa::WORDS;
       if (__ldg(words) == static_cast<int32_t>(isa::Opcode::END)) break;
       going = load_task(l, words);
     }
   }
-  if (l.lane == 0) l.ring.drain(s);
+  if (l.lane == 0) RingFiller{s, p}.drain();
 }

@@ -13,8 +13,9 @@ __device__ __forceinline__ uint32_t ordered(float value) {
 __device__ __forceinline__ void choose_experts(Shared& s, const Params& p, const isa::Descriptor& task) {
   constexpr int OWN = (EXPERTS + isa::WARP - 1) / isa::WARP;
   const int lane = threadIdx.x & 31;
-  const float* logits = reinterpret_cast<const float*>(buffer_at(p, static_cast<int32_t>(isa::Buffer::ROUTER_LOGITS)));
-  auto logit_at = [&](int expert, int row) { return logits + (expert / 8 * ROWS + row) * 8 + expert % 8; };
+  auto logit_at = [&](int expert, int row) {
+    return reinterpret_cast<const float*>(p.buffers + variant::ROUTER_LOGITS_OFFSET) + (expert / 8 * ROWS + row) * 8 + expert % 8;
+  };
   uint32_t chosen[OWN];  // bit r: row r takes the lane's n-th expert
 #pragma unroll
   for (int n = 0; n < OWN; n++) chosen[n] = 0;

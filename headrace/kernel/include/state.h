@@ -81,6 +81,14 @@ struct Trouble {
   int32_t agent, task, waited, index, want, have;
 };
 
+// Where the loader is in the ring.
+struct Filler {
+  int32_t slot, landed_slot, in_flight;
+  uint32_t parity, landed_parity;
+  uint32_t handed;  // tasks
+  uint32_t epoch;   // of the step whose tasks it loads, counted from 1
+};
+
 struct Shared {
   alignas(128) uint8_t ring[RING][isa::PAGE_BYTES_MAX];
   alignas(16) uint8_t payload[MESSAGES][PAYLOAD];
@@ -106,6 +114,7 @@ struct Shared {
   int32_t ended;          // the launch is over; written in SAMPLE_COMMIT
   int32_t aborted;        // the watchdog has struck, here or on another SM: a value of Aborted
   Trouble trouble;
+  Filler filler;
   int32_t quit[2];        // consumers: `aborted` as their leader saw it at the start of a task, taking turns
   int32_t stop_seen;
   uint32_t epoch;         // of the consumers' step, counted from 1

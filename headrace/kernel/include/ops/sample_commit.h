@@ -6,29 +6,29 @@
 struct Winner {
   double value;
   int token;
-  bool stop;
+  int stop;
 };
 
 __device__ __forceinline__ Winner stronger(Winner a, Winner b) {
   const bool second = b.token != NO_TOKEN &&
                       (a.token == NO_TOKEN || b.value > a.value || (b.value == a.value && b.token < a.token));
-  return {second ? b.value : a.value, second ? b.token : a.token, a.stop || b.stop};
+  return {second ? b.value : a.value, second ? b.token : a.token, a.stop | b.stop};
 }
 
 // The winner among all shares' candidates of a row, in every lane.
 __device__ __forceinline__ Winner winner_of(Consumer& c, const uint8_t* candidates, int row) {
-  Winner best{0, NO_TOKEN, false};
+  Winner best{0, NO_TOKEN, 0};
   for (int share = c.lane(); share < sizes::SMS; share += isa::WARP) {
     const uint8_t* at = candidates + (static_cast<size_t>(share) * ROWS + row) * sizeof(isa::Candidate);
     const uint4 words = ptx::load_shared_data(at);
     const double value = __hiloint2double(words.y, words.x);
-    const int stop = ptx::load_shared_data(at + 16).x;
-    best = stronger(best, {value, static_cast<int>(words.z), stop != 0});
+    const int stop = static_cast<int>(ptx::load_shared_data(at + 16).x);
+    best = stronger(best, {value, static_cast<int>(words.z), stop});
   }
 #pragma unroll
   for (int mask = 16; mask; mask >>= 1)
     best = stronger(best, {__shfl_xor_sync(~0u, best.value, mask), __shfl_xor_sync(~0u, best.token, mask),
-                           __shfl_xor_sync(~0u, static_cast<int>(best.stop), mask) != 0});
+                           __shfl_xor_sync(~0u, best.stop, mask)});
   return best;
 }
 

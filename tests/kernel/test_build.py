@@ -1,0 +1,102 @@
+"""The kernel compiles without a GPU, into code that uses no local memory; and its cache cannot be stale."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from headrace.kernel import build as building
+from headrace.kernel.build import BuildError, Resources, build, cache_key, compile_source, resources_of
+from headrace.kernel.variant import Variant, VariantError, variant_of
+from headrace.model.presets import PRESETS
+from headrace.step.planner import build_plan
+
+ENTRY_REGISTERS = 168  # of a thread, before setmaxnreg: 65,536 shared by 384 threads
+
+# The largest tiles and the most rows, by the book and not. The others take minutes: HEADRACE_ALL_KERNELS=1.
+COVERING = [("north-micro-shape", 1, False), ("north-mini-code", 16, True)]
+REST = [
+    (name, rows, strict)
+    for name in ("north-mini-code", "north-micro-shape")
+    for rows in (1, 2, 4, 8, 16)
+    for strict in (False, True)
+    if (name, rows, strict) not in COVERING
+]
+VARIANTS = COVERING + (REST if os.environ.get("HEADRACE_ALL_KERNELS") else [])
+
+
+def variant(name: str, rows: int, *, strict: bool = False) -> Variant:
+    return variant_of(build_plan(PRESETS[name], rows=rows, sms=132), strict=strict)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(("name", "rows", "strict"), VARIANTS)
+def test_every_variant_compiles_without_local_memory(
+    name: str, rows: int, strict: bool, tmp_path: Path
+) -> None:
+    lines: list[str] = []
+    binary = build(variant(name, rows, strict=strict), cache=tmp_path, progress=lines.append)
+    assert len(lines) == 1
+    assert binary.cubin.startswith(b"\x7fELF")
+    binary.resources.check()
+    assert binary.resources.registers <= ENTRY_REGISTERS
+    assert "setmaxnreg ignored" not in binary.log
+    again = build(variant(name, rows, strict=strict), cache=tmp_path, progress=lines.append)
+    assert (again.cubin, again.log, again.seconds) == (binary.cubin, binary.log, 0.0)
+    assert len(lines) == 1
+
+
+def test_local_memory_is_seen() -> None:
+    """A kernel that indexes an array by data, which the assembler can only put into local memory."""
+    source = """
+extern "C" __global__ void decode(int* out, const int* in) {
+  int held[64];
+  for (int i = 0; i < 64; i++) held[in[i] & 63] = in[i + 64];
+  out[threadIdx.x] = held[threadIdx.x & 63];
+}
+"""
+    _, log = compile_source(source, {})
+    with pytest.raises(BuildError, match="local memory"):
+        resources_of(log).check()
+
+
+def test_spills_are_seen() -> None:
+    log = "ptxas . 0 bytes stack frame, 8 bytes spill stores, 4 bytes spill loads\nUsed 168 registers"
+    resources = resources_of(log)
+    assert resources == Resources(168, 0, 8, 4)
+    with pytest.raises(BuildError, match="8 bytes of spill stores"):
+        resources.check()
+    with pytest.raises(BuildError, match="no resource report"):
+        resources_of("nothing of use")
+
+
+def test_what_does_not_compile_is_an_error_with_the_compilers_words() -> None:
+    with pytest.raises(BuildError, match="undefined_thing"):
+        compile_source('extern "C" __global__ void decode() { undefined_thing(); }', {})
+
+
+def test_the_key_covers_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+    headers = {"a.h": "1", "b.h": "2"}
+    key = cache_key(headers, "nvrtc 13.0")
+    assert key == cache_key(dict(reversed(headers.items())), "nvrtc 13.0")
+    assert key != cache_key({"a.h": "12", "b.h": ""}, "nvrtc 13.0")
+    assert key != cache_key({"a.h": "1", "c.h": "2"}, "nvrtc 13.0")
+    assert key != cache_key(headers, "nvrtc 13.1")
+    monkeypatch.setattr(building, "OPTIONS", (*building.OPTIONS, "-G"))
+    assert key != cache_key(headers, "nvrtc 13.0")
+
+
+def test_strict_and_row_capacity_are_different_kernels() -> None:
+    keys = {
+        cache_key(variant("north-micro-shape", rows, strict=strict).headers, "")
+        for rows in (1, 2)
+        for strict in (False, True)
+    }
+    assert len(keys) == 4
+
+
+def test_models_that_the_kernel_has_no_operations_for_are_refused() -> None:
+    with pytest.raises(VariantError, match="half a head apart"):
+        variant("smollm2-135m", 1)
