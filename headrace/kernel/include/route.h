@@ -52,15 +52,21 @@ __device__ __forceinline__ void choose_experts(Shared& s, const Params& p, const
   for (int n = 0; n < OWN; n++) {
     const uint32_t lanes = __ballot_sync(~0u, chosen[n] != 0);
     if (chosen[n]) {
-      const int expert = n * isa::WARP + lane, slot = count + __popc(lanes & ((1u << lane) - 1));
-      s.route.expert[slot] = expert;
-#pragma unroll 1
-      for (int row = 0; row < ROWS; row++)
-        s.route.weight[slot][row] =
-            chosen[n] >> row & 1 ? __fdividef(1.0f, 1.0f + expf(-ptx::load_shared_float(logit_at(expert, row)))) : 0.0f;
+      const int slot = count + __popc(lanes & ((1u << lane) - 1));
+      s.route.expert[slot] = n * isa::WARP + lane;
+      s.route.users[slot] = chosen[n];
     }
     count += __popc(lanes);
   }
   if (lane == 0) s.route.count = count;
+  __syncwarp();
+#pragma unroll 1
+  for (int entry = lane; entry < count * ROWS; entry += isa::WARP) {
+    const int slot = entry / ROWS, row = entry % ROWS;
+    float weight = 0;
+    if (s.route.users[slot] >> row & 1)
+      weight = __fdividef(1.0f, 1.0f + expf(-ptx::load_shared_float(logit_at(s.route.expert[slot], row))));
+    s.route.weight[slot][row] = weight;
+  }
   __syncwarp();
 }

@@ -73,6 +73,7 @@ struct RowState {
 struct Route {
   int32_t count;
   int32_t expert[MAX_ACTIVE];
+  uint32_t users[MAX_ACTIVE];      // bit r: row r is routed to it
   float weight[MAX_ACTIVE][ROWS];  // 0: the row is not routed to it
 };
 
