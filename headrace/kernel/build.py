@@ -10,8 +10,10 @@ import hashlib
 import os
 import re
 import tempfile
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -103,13 +105,30 @@ def build(
     except FileNotFoundError:
         pass
     if progress is not None:
-        progress("Compiling the decode kernel for this model and row capacity; the result is kept")
+        progress("Compiling the decode kernel for this model; the result is kept for the next start")
     begun = time.monotonic()
     cubin, log = compile_source(SOURCE, headers)
     folder.mkdir(parents=True, exist_ok=True)
     _publish(place.with_suffix(".log"), log.encode())  # first, so that a cubin never lacks its log
     _publish(place, cubin)
     return Binary(cubin, log, time.monotonic() - begun)
+
+
+def build_all(
+    variants: Sequence[Variant], *, cache: Path | None = None, progress: Callable[[str], None] | None = None
+) -> list[Binary]:
+    """The binaries of several variants, those that are not in the cache compiled side by side.
+
+    `progress` gets one line if any is compiled. Raises BuildError as `build` does.
+    """
+    told = threading.Lock()
+
+    def tell(line: str) -> None:
+        if progress is not None and told.acquire(blocking=False):
+            progress(line)
+
+    with ThreadPoolExecutor(max_workers=max(len(variants), 1)) as pool:
+        return list(pool.map(lambda variant: build(variant, cache=cache, progress=tell), variants))
 
 
 def fixed_headers() -> dict[str, str]:

@@ -6,7 +6,9 @@ from collections.abc import Callable
 
 import torch
 
+from headrace.kernel.build import build_all
 from headrace.kernel.launcher import Launcher
+from headrace.kernel.variant import variant_of
 from headrace.model.kv import KVCache, blocks_for
 from headrace.step.isa import ROW_CAPACITIES
 from headrace.step.pack import PackedWeights
@@ -37,17 +39,17 @@ class KernelPool:
         self._launchers: dict[int, Launcher] = {}
 
     def prepare(self) -> None:
-        """Plan, compile and load every capacity."""
+        """Plan, compile and load every capacity. VariantError: the kernel cannot run this model."""
         sms = torch.cuda.get_device_properties(self._weights.data.device).multi_processor_count
-        for rows in self._capacities:
+        plans = {rows: build_plan(self._weights.config, rows=rows, sms=sms) for rows in self._capacities}
+        build_all([variant_of(plan) for plan in plans.values()], progress=self._progress)
+        for rows, plan in plans.items():
             if rows not in self._launchers:
-                plan = build_plan(self._weights.config, rows=rows, sms=sms)
                 self._launchers[rows] = Launcher(
                     plan,
                     self._weights,
                     self._cache,
                     table_blocks=self._table_blocks,
-                    progress=self._progress,
                 )
 
     def launcher(self, rows: int) -> Launcher:

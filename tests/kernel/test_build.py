@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path
 
 import pytest
 
 from headrace.kernel import build as building
-from headrace.kernel.build import BuildError, Resources, build, cache_key, compile_source, resources_of
+from headrace.kernel.build import (
+    BuildError,
+    Resources,
+    build,
+    build_all,
+    cache_key,
+    compile_source,
+    resources_of,
+)
 from headrace.kernel.variant import Variant, VariantError, variant_of
 from headrace.model.presets import PRESETS
 from headrace.step.planner import build_plan
@@ -45,6 +54,26 @@ def test_every_variant_compiles_without_local_memory(
     assert "setmaxnreg ignored" not in binary.log
     again = build(variant(name, rows, strict=strict), cache=tmp_path, progress=lines.append)
     assert (again.cubin, again.log, again.seconds) == (binary.cubin, binary.log, 0.0)
+    assert len(lines) == 1
+
+
+def test_several_are_compiled_side_by_side_and_told_of_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each compilation waits until both have begun: one after the other would never end."""
+    both = threading.Barrier(2, timeout=20)
+
+    def compile_slowly(source: str, headers: dict[str, str]) -> tuple[bytes, str]:
+        both.wait()
+        return headers["sizes.h"].encode(), "log"
+
+    monkeypatch.setattr(building, "compile_source", compile_slowly)
+    variants = [variant("north-micro-shape", rows) for rows in (1, 2)]
+    lines: list[str] = []
+    binaries = build_all(variants, cache=tmp_path, progress=lines.append)
+    assert [binary.cubin.decode() for binary in binaries] == [one.headers["sizes.h"] for one in variants]
+    assert len(lines) == 1
+    assert [binary.seconds for binary in build_all(variants, cache=tmp_path, progress=lines.append)] == [0, 0]
     assert len(lines) == 1
 
 
