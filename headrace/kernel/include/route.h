@@ -12,7 +12,9 @@ __device__ __forceinline__ uint32_t ordered(float value) {
 // Fill Shared::route for the active rows. For all lanes of the warp; lane l has experts l, l + 32, ...
 __device__ __forceinline__ void choose_experts(Shared& s, const Params& p, const isa::Descriptor& task) {
   constexpr int OWN = (EXPERTS + isa::WARP - 1) / isa::WARP;
-  const int lane = threadIdx.x & 31;
+  uint32_t forgotten = threadIdx.x & 31;
+  ptx::forget(forgotten);  // or the addresses of its experts fill the loader's few registers all the time
+  const int lane = static_cast<int>(forgotten);
   auto logit_at = [&](int expert, int row) {
     return reinterpret_cast<const float*>(p.buffers + variant::ROUTER_LOGITS_OFFSET) + (expert / 8 * ROWS + row) * 8 + expert % 8;
   };
