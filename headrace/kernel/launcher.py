@@ -60,7 +60,7 @@ class Launcher:
         self._timeout = timeout
         self._table_blocks = table_blocks
         device = weights.data.device
-        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         sizes = plan.sizes
         self._specs = buffer_specs(sizes)
         self._offsets, total = arena(self._specs)
@@ -103,7 +103,7 @@ class Launcher:
         self._start(rows, steps)
         told = 0
         finished = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        finished.record(self._stream)
+        finished.record(self.stream)
         try:
             while told < steps:
                 over = bool(finished.query())  # type: ignore[no-untyped-call]
@@ -151,10 +151,10 @@ class Launcher:
             used += len(stops)
             self._fill_tables(index, row)
         self.host[:] = np.zeros(1, HOST_LINK)
-        with torch.cuda.stream(self._stream):
+        with torch.cuda.stream(self.stream):
             for mirrored in (self._inputs, self._tables, self._stops):
                 mirrored.send()
-            self._module.launch(self.plan.sizes.sms, self._params(steps), self._stream)
+            self._module.launch(self.plan.sizes.sms, self._params(steps), self.stream)
 
     def _fill_tables(self, index: int, row: LaunchRow) -> None:
         for group, table in enumerate(self._tables.host[index]):
