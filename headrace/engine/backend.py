@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from headrace.model.batch import Span
+from headrace.model.constraint import Constraint
 from headrace.model.kv import BlockTables
 from headrace.model.sampler import Sampled
 from headrace.model.sampling import SamplingParams
@@ -36,7 +37,9 @@ class DecodeRow:
     own lists (the penalties count them); the engine appends each token to `output` before it asks for the
     next step. The row ends after `max_tokens` tokens, or after one of `stop_token_ids`, which it returns as
     well. `seed` is the request's own or the one drawn for it. `slot` numbers the running sequences from 0: a
-    backend may keep state of a sequence under it.
+    backend may keep state of a sequence under it. `constraint` is asked for its mask before each step; by
+    then the engine has told it of the token before. A backend that cannot ask between two steps of a call
+    ends the call after one.
     """
 
     slot: int
@@ -49,10 +52,16 @@ class DecodeRow:
     seed: int
     max_tokens: int
     stop_token_ids: frozenset[int]
+    constraint: Constraint | None = None
 
     def ends(self, token: int, made: int) -> bool:
         """Whether the row is over once `token` is the last of `made` tokens."""
         return made >= self.max_tokens or token in self.stop_token_ids
+
+
+def takes_constraints(backend: object) -> bool:
+    """Whether a backend applies the masks of constraints; it says so by an attribute of this name."""
+    return bool(getattr(backend, "takes_constraints", False))
 
 
 class Prefiller(Protocol):

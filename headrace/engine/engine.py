@@ -14,8 +14,9 @@ from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
-from headrace.engine.backend import DecodeBackend, Prefiller
+from headrace.engine.backend import DecodeBackend, Prefiller, takes_constraints
 from headrace.engine.request import (
+    ConstraintError,
     ContextLengthError,
     EngineDeadError,
     FinishReason,
@@ -28,6 +29,7 @@ from headrace.engine.request import (
 from headrace.engine.scheduler import Plan, Scheduler
 from headrace.engine.sequence import NO_SLOT, Sequence
 from headrace.engine.text import TextAssembler
+from headrace.model.constraint import Constraint
 from headrace.model.sampler import Sampled
 from headrace.model.sampling import SamplingParams
 from headrace.model.tokenizer import Tokenizer
@@ -74,14 +76,24 @@ class Engine:
     # Any thread.
 
     def submit(
-        self, prompt: Seq[int], params: SamplingParams, sink: OutputSink, *, keep_markers: bool = False
+        self,
+        prompt: Seq[int],
+        params: SamplingParams,
+        sink: OutputSink,
+        *,
+        keep_markers: bool = False,
+        constraint: Constraint | None = None,
     ) -> Request:
-        """Queue a request. `keep_markers` leaves special tokens in its text, for those who parse it.
+        """Queue a request. `keep_markers` leaves special tokens in its text, for those who parse it;
+        `constraint` says which tokens may come.
 
         Raises PromptError or ParameterError for what the model cannot be given, ContextLengthError for what
         does not fit into the context, QueueFullError if too many wait, EngineDeadError after `fail`.
         """
+        if constraint is not None and not takes_constraints(self._backend):
+            raise ConstraintError(f"the {self._backend.name} backend cannot keep to a grammar")
         request = self._make_request(prompt, params, sink)
+        request.constraint = constraint
         stream = self._tokenizer.stream(skip_special_tokens=not keep_markers)
         sequence = Sequence(
             request=request,
@@ -210,6 +222,8 @@ class Engine:
         request = sequence.request
         token = sampled.token
         request.output.append(token)
+        if request.constraint is not None:
+            request.constraint.accept(token)
         reason: FinishReason | None = None
         text = ""
         if token in request.stop_token_ids:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from headrace.model.constraint import Constraint
 from headrace.model.sampling import SamplingParams, TokenLogprobs
 
 
@@ -35,6 +36,10 @@ class EngineDeadError(EngineError):
 
 class PromptError(EngineError):
     """The prompt cannot be fed: it is empty, or holds ids that are no tokens."""
+
+
+class ConstraintError(EngineError):
+    """The backend that decodes cannot keep to a grammar."""
 
 
 class ContextLengthError(EngineError):
@@ -89,4 +94,5 @@ class Request:
     id: int = field(default_factory=lambda: next(_ids))
     arrival: float = field(default_factory=time.monotonic)
     output: list[int] = field(default_factory=list)
+    constraint: Constraint | None = None
     cached_tokens: int = 0  # of the prompt, whose KV was there already

@@ -43,6 +43,7 @@ class Sequence:
             seed=request.seed,
             max_tokens=self.tokens_left,
             stop_token_ids=request.stop_token_ids,
+            constraint=request.constraint,
         )
 
     @property

@@ -17,6 +17,7 @@ class TorchBackend:
     """Runs `model` over `cache`. One forward pass a step, each synchronised by reading its tokens back."""
 
     name = "torch"
+    takes_constraints = True
 
     def __init__(self, model: Model, cache: KVCache, *, max_rows: int, max_steps: int = 16) -> None:
         self.max_rows = max_rows
@@ -66,6 +67,7 @@ class TorchBackend:
                         position=row.position + step + 1,
                         prompt=row.prompt,
                         output=row.output,
+                        mask=None if row.constraint is None else row.constraint.mask(),
                     )
                     for row in live
                 ],

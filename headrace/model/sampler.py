@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from headrace.model import philox
+from headrace.model.constraint import Mask, forbidden
 from headrace.model.filters import kept, largest
 from headrace.model.sampling import SamplingParams, TokenLogprobs
 
@@ -39,7 +40,8 @@ class SampleRow:
     """What sampling one row depends on besides its logits.
 
     `position` is that of the token being sampled. `prompt` and `output` are the tokens before it; only the
-    penalties read them.
+    penalties read them. `mask` holds the tokens that a grammar allows (None: all): the logits of the others
+    become minus infinity after step 2.
     """
 
     params: SamplingParams
@@ -47,6 +49,7 @@ class SampleRow:
     position: int
     prompt: Sequence[int]
     output: Sequence[int]
+    mask: Mask | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +97,8 @@ def sample(logits: Tensor, rows: Sequence[SampleRow]) -> list[Sampled]:
 
 
 def _adjusted(logits: Tensor, rows: Sequence[SampleRow]) -> Tensor:
-    """The logits after penalties and bias; the very same tensor if no row has any."""
-    changed = [index for index, row in enumerate(rows) if row.params.changes_logits]
+    """The logits after penalties, bias and mask; the very same tensor if no row has any."""
+    changed = [i for i, row in enumerate(rows) if row.params.changes_logits or row.mask is not None]
     if not changed:
         return logits
     logits = logits.clone()
@@ -106,6 +109,10 @@ def _adjusted(logits: Tensor, rows: Sequence[SampleRow]) -> Tensor:
             logits[index, torch.tensor(list(bias), device=logits.device)] += logits.new_tensor(
                 list(bias.values())
             )
+        mask = rows[index].mask
+        if mask is not None:
+            banned = forbidden(mask, logits.shape[1]).to(logits.device)
+            logits[index].masked_fill_(banned, -math.inf)
     return logits
 
 

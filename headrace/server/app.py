@@ -19,6 +19,7 @@ from headrace.server import anthropic, chat, completions, errors, health, models
 from headrace.server.formats import choose_format
 from headrace.server.gate import Gate
 from headrace.server.state import ServerState
+from headrace.server.structure import Grammars
 
 if TYPE_CHECKING:
     from headrace.load import Loaded
@@ -55,12 +56,15 @@ class ServerOptions:
 
 def create_app(loaded: Loaded, engine: AsyncEngine, options: ServerOptions) -> FastAPI:
     """The application. It borrows `engine`: starting and closing it is the caller's."""
+    vocab_size = loaded.model.config.vocab_size
+    chat_format = choose_format(loaded.tokenizer)
     state = ServerState(
         model_name=options.served_name or loaded.name,
-        vocab_size=loaded.model.config.vocab_size,
+        vocab_size=vocab_size,
         tokenizer=loaded.tokenizer,
         engine=engine,
-        format=choose_format(loaded.tokenizer),
+        format=chat_format,
+        grammars=Grammars(loaded.tokenizer, chat_format, vocab_size=vocab_size),
         keep_alive=options.keep_alive,
     )
     app = FastAPI(title="headrace", version=__version__)

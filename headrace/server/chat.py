@@ -14,10 +14,9 @@ from starlette.responses import JSONResponse, Response
 from headrace.model.sampling import TokenLogprobs
 from headrace.server.conversation import Answers, Conversation, Piece, answer
 from headrace.server.disconnect import unless_gone
-from headrace.server.errors import bad_request
 from headrace.server.formats import CallArguments, CallEnd, CallStart, Content, Event, Reasoning
 from headrace.server.logprobs import chat_logprobs
-from headrace.server.messages import template_messages, template_variables
+from headrace.server.messages import template_messages, template_variables, text_schema
 from headrace.server.protocol import ChatBody
 from headrace.server.sampling import chat_sampling
 from headrace.server.state import ServerState
@@ -46,9 +45,8 @@ def router(state: ServerState) -> APIRouter:
 
 def conversation(state: ServerState, body: ChatBody) -> Conversation:
     """What a request asks for. Raises ApiError 400, and ParameterError."""
-    _refuse_unsupported(body)
     tools = [tool.model_dump(exclude_unset=True) for tool in body.tools or ()]
-    policy = tool_policy(tools, body.tool_choice, parallel=body.parallel_tool_calls)
+    policy = tool_policy(tools, body.tool_choice, parallel=body.parallel_tool_calls, text=text_schema(body))
     return Conversation(
         messages=template_messages(body.messages),
         tools=policy.tools,
@@ -57,17 +55,8 @@ def conversation(state: ServerState, body: ChatBody) -> Conversation:
         params=chat_sampling(body, state.sampling),
         answers=body.n or 1,
         max_calls=policy.max_calls,
+        structure=policy.structure,
     )
-
-
-def _refuse_unsupported(body: ChatBody) -> None:
-    """Raises ApiError 400 for what would change the answer's form and cannot be done."""
-    if body.response_format is not None and body.response_format.type != "text":
-        raise bad_request(
-            f"response_format: type {body.response_format.type[:50]!r} is not supported by this server; "
-            "leave it out and ask for the form in a message",
-            param="response_format",
-        )
 
 
 class ChatReply:

@@ -10,17 +10,21 @@ Each protocol turns its requests into a Conversation, and the events into its ow
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
+from headrace.model.constraint import Constraint
 from headrace.model.sampling import SamplingParams, TokenLogprobs
 from headrace.model.tokenizer import ChatTemplateError
 from headrace.server.errors import bad_request
 from headrace.server.formats import Event
+from headrace.server.formats.machine import Lane
 from headrace.server.generation import Generation
 from headrace.server.sampling import choices
 from headrace.server.state import ServerState
+from headrace.server.structure import Structure
 from headrace.server.turn import Message, Turn
 
 
@@ -30,7 +34,8 @@ class Conversation:
 
     `messages` and `tools` are as templates read them, `variables` what else the template is given. `effort`
     is the reasoning effort, "none" for no reasoning, None for the template's own default. `max_calls` limits
-    the calls in an answer (None: no limit). `param` is the request's field that the messages came in.
+    the calls in an answer (None: no limit), `structure` says what they and the words must look like. `param`
+    is the request's field that the messages came in.
     """
 
     messages: Sequence[Mapping[str, Any]]
@@ -40,6 +45,7 @@ class Conversation:
     params: SamplingParams = field(default_factory=SamplingParams)
     answers: int = 1
     max_calls: int | None = None
+    structure: Structure | None = None
     param: str = "messages"
 
 
@@ -104,6 +110,7 @@ async def answer(state: ServerState, conversation: Conversation) -> Answers:
     """Submit a conversation. Raises ApiError for what cannot be rendered, or what the engine refuses."""
     # Rendering and tokenizing a long conversation takes long enough to hold up other clients' streams.
     text, prompt = await asyncio.to_thread(render, state, conversation)
+    constrain = await _constraints(state, conversation, text)
     # The engine would apply stop strings to thoughts and arguments too.
     jobs = choices(replace(conversation.params, stop=()), conversation.answers)
     turns = [
@@ -111,9 +118,19 @@ async def answer(state: ServerState, conversation: Conversation) -> Answers:
         for _ in jobs
     ]
     generation = state.submit(
-        [prompt], jobs, param=conversation.param, keep_markers=state.format.keeps_markers
+        [prompt], jobs, param=conversation.param, keep_markers=state.format.keeps_markers, constrain=constrain
     )
     return Answers(generation, turns, prompt_tokens=len(prompt))
+
+
+async def _constraints(
+    state: ServerState, conversation: Conversation, prompt: str
+) -> Callable[[], Constraint | None]:
+    """What makes the constraint of each answer. Raises ApiError 400 for what no grammar can say."""
+    if conversation.structure is None:
+        return lambda: None
+    make = await state.grammars.prepare(conversation.structure)
+    return partial(make, state.format.parser(prompt).lane is Lane.THINKING)
 
 
 def render(state: ServerState, conversation: Conversation) -> tuple[str, list[int]]:

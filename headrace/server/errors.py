@@ -16,7 +16,13 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from headrace.engine.request import ContextLengthError, EngineError, PromptError, QueueFullError
+from headrace.engine.request import (
+    ConstraintError,
+    ContextLengthError,
+    EngineError,
+    PromptError,
+    QueueFullError,
+)
 from headrace.model.sampling import ParameterError
 from headrace.server.disconnect import ClientGoneError
 
@@ -96,6 +102,8 @@ def from_exception(error: Exception, *, prompt_param: str | None = None) -> ApiE
             return bad_request(str(error), param=prompt_param, code="context_length_exceeded")
         case PromptError():
             return bad_request(f"{prompt_param}: {error}" if prompt_param else str(error), param=prompt_param)
+        case ConstraintError():
+            return bad_request(f"Structured output cannot be had here: {error}.", code="unsupported")
         case QueueFullError():
             headers = {"Retry-After": str(RETRY_AFTER_SECONDS)}
             return ApiError(429, str(error), code="queue_full", headers=headers)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import collections
 import contextlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
 from headrace.engine.request import FinishReason, Output, OutputSink, Request
+from headrace.model.constraint import Constraint
 from headrace.model.sampling import SamplingParams, TokenLogprobs
 from headrace.server.errors import ApiError
 
@@ -19,7 +20,13 @@ class Submitter(Protocol):
     """What is asked of the engine here; AsyncEngine provides it."""
 
     def submit(
-        self, prompt: Sequence[int], params: SamplingParams, sink: OutputSink, *, keep_markers: bool = False
+        self,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        sink: OutputSink,
+        *,
+        keep_markers: bool = False,
+        constraint: Constraint | None = None,
     ) -> Request: ...
 
     def cancel(self, request: Request) -> None: ...
@@ -71,8 +78,8 @@ class Mailbox:
 class Generation:
     """Requests that were submitted together and are cancelled together.
 
-    Made on the event loop's thread. Raises EngineError if the engine refuses one of them; none is then left
-    behind in the engine.
+    Made on the event loop's thread; `constrain` makes the constraint of each job. Raises EngineError if the
+    engine refuses one of them; none is then left behind in the engine.
     """
 
     def __init__(
@@ -81,6 +88,7 @@ class Generation:
         jobs: Sequence[tuple[Sequence[int], SamplingParams]],
         *,
         keep_markers: bool = False,
+        constrain: Callable[[], Constraint | None] = lambda: None,
     ) -> None:
         self._engine = engine
         self._mailbox = Mailbox()
@@ -90,7 +98,9 @@ class Generation:
         try:
             for index, (prompt, params) in enumerate(jobs):
                 sink = partial(self._mailbox.post, index)
-                request = engine.submit(prompt, params, sink, keep_markers=keep_markers)
+                request = engine.submit(
+                    prompt, params, sink, keep_markers=keep_markers, constraint=constrain()
+                )
                 self._running[index] = request
                 self._requests.append(request)
         except BaseException:

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from headrace.server.errors import bad_request
-from headrace.server.protocol import ChatBody, Message, ToolCall
+from headrace.server.protocol import ChatBody, Message, ResponseFormat, ToolCall
+from headrace.server.structure import TextSchema
 
 _TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
 
@@ -86,3 +87,27 @@ def template_variables(body: ChatBody) -> dict[str, Any]:
             where = f"chat_template_kwargs.{name}"
             raise bad_request(f"{where}: is a field of its own; send it as {name}", param=where)
     return dict(body.chat_template_kwargs or {})
+
+
+def text_schema(body: ChatBody) -> TextSchema | None:
+    """The schema that the answer's words must keep to, by `response_format`. Raises ApiError 400."""
+    form = body.response_format
+    return None if form is None else schema_of(form, form.json_schema, "response_format")
+
+
+def schema_of(form: ResponseFormat, described: dict[str, Any] | None, param: str) -> TextSchema | None:
+    """The schema that a format asks for; `described` holds it where the type says that there is one."""
+    if form.type == "text":
+        return None
+    if form.type == "json_object":
+        return TextSchema({"type": "object"}, param)
+    if form.type != "json_schema":
+        where = f"{param}.type"
+        raise bad_request(f'{where}: must be "text", "json_object" or "json_schema"', param=where)
+    schema = (described or {}).get("schema")
+    if not isinstance(schema, dict):
+        where = f"{param}.json_schema.schema" if param == "response_format" else f"{param}.schema"
+        raise bad_request(f"{where}: must be a JSON schema", param=where)
+    return TextSchema(
+        schema, f"{param}.json_schema.schema" if param == "response_format" else f"{param}.schema"
+    )

@@ -99,7 +99,13 @@ class FunctionTool(Body):
 
 
 class ResponseFormat(Body):
+    """In chat the schema stands inside `json_schema`, in responses beside the type."""
+
     type: str
+    json_schema: dict[str, Any] | None = None
+    name: str | None = None
+    schema_: dict[str, Any] | None = Field(default=None, alias="schema")
+    strict: bool | None = None
 
 
 class ChatBody(GenerationBody):

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from headrace.engine.async_engine import AsyncEngine
+from headrace.model.constraint import Constraint
 from headrace.model.sampling import SamplingParams
 from headrace.model.tokenizer import Tokenizer
 from headrace.server.errors import ApiError, bad_request, from_exception
 from headrace.server.formats import ChatFormat
 from headrace.server.generation import Generation
+from headrace.server.structure import Grammars
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,7 @@ class ServerState:
     tokenizer: Tokenizer
     engine: AsyncEngine
     format: ChatFormat
+    grammars: Grammars
     sampling: Mapping[str, Any] = field(default_factory=dict)
     keep_alive: float = 0.0
     created: int = field(default_factory=lambda: int(time.time()))
@@ -60,6 +63,7 @@ class ServerState:
         *,
         param: str,
         keep_markers: bool = False,
+        constrain: Callable[[], Constraint | None] = lambda: None,
     ) -> Generation:
         """One engine request for each choice of each prompt, the choices of a prompt side by side.
 
@@ -67,6 +71,6 @@ class ServerState:
         """
         jobs = [(prompt, params) for prompt in prompts for params in choices]
         try:
-            return Generation(self.engine, jobs, keep_markers=keep_markers)
+            return Generation(self.engine, jobs, keep_markers=keep_markers, constrain=constrain)
         except Exception as error:
             raise from_exception(error, prompt_param=param) from error

@@ -1,4 +1,4 @@
-"""Which tools a model may call, must call, and how often: one policy for all protocols."""
+"""Which tools a model may call, must call, and how often, and the form of its answer, for all protocols."""
 
 from __future__ import annotations
 
@@ -7,33 +7,84 @@ from dataclasses import dataclass
 from typing import Any
 
 from headrace.server.errors import bad_request
+from headrace.server.structure import CallSchema, Structure, TextSchema
+
+Tool = Mapping[str, Any]
+
+_ANYTHING: dict[str, Any] = {"type": "object"}
 
 
 @dataclass(frozen=True, slots=True)
 class ToolPolicy:
-    """`tools` are shown to the model, as templates read them; `max_calls` of its calls pass (None: all)."""
+    """`tools` are shown to the model, as templates read them; `max_calls` of its calls pass (None: all).
 
-    tools: Sequence[Mapping[str, Any]]
+    `structure` is what must be enforced while the answer is made.
+    """
+
+    tools: Sequence[Tool]
     max_calls: int | None
+    structure: Structure | None = None
 
 
 def tool_policy(
-    tools: Sequence[Mapping[str, Any]], choice: str | Mapping[str, Any] | None, *, parallel: bool | None
+    tools: Sequence[Tool],
+    choice: str | Mapping[str, Any] | None,
+    *,
+    parallel: bool | None,
+    text: TextSchema | None = None,
 ) -> ToolPolicy:
-    """The policy for a `tool_choice` in OpenAI's form.
+    """The policy for a `tool_choice` in OpenAI's form, and for words of the form `text`.
 
-    With "none" the model is not even shown the tools: nothing else would keep it from calling one.
+    With "none" the model is not even shown the tools: nothing else would keep it from calling one. "required"
+    and a named tool are enforced, and so are the schemas of strict tools.
     Raises ApiError 400 for a choice that cannot be kept.
     """
-    most = 1 if parallel is False else None
+    forced = _forced(tools, choice)
     if choice == "none" or not tools:
-        wanted = choice not in (None, "none", "auto")
-        if wanted and choice != "none":
-            raise bad_request("tool_choice: wants a call, but there are no tools", param="tool_choice")
-        return ToolPolicy((), 0)
-    if choice in (None, "auto"):
-        return ToolPolicy(tools, most)
-    raise bad_request(
-        'tool_choice: only "auto" and "none" can be kept by this server; "required" and named tools cannot',
-        param="tool_choice",
-    )
+        return ToolPolicy((), 0, None if text is None else Structure(text=text))
+    single = parallel is False or isinstance(choice, Mapping)
+    calls = [_schema(number, tool, always=bool(forced)) for number, tool in enumerate(tools)]
+    structure = None
+    if forced:
+        wanted = [call for call in calls if call.name in forced]
+        structure = Structure(calls=wanted, must_call=True, single=single)
+    elif text is not None or any(_is_strict(tool) for tool in tools):
+        structure = Structure(text=text, calls=calls, single=single)
+    return ToolPolicy(tools, 1 if single else None, structure)
+
+
+def _forced(tools: Sequence[Tool], choice: str | Mapping[str, Any] | None) -> frozenset[str]:
+    """The names of the tools of which one must be called; none for a choice that is the model's."""
+    names = frozenset(_name(tool) for tool in tools)
+    if choice in (None, "none", "auto"):
+        return frozenset()
+    if choice == "required":
+        if not names:
+            raise bad_request("tool_choice: requires a call, but there are no tools", param="tool_choice")
+        return names
+    function = choice.get("function") if isinstance(choice, Mapping) else None
+    name = function.get("name") if isinstance(function, Mapping) else None
+    if not isinstance(name, str):
+        raise bad_request(
+            'tool_choice: must be "none", "auto", "required" or '
+            '{"type": "function", "function": {"name": "..."}}',
+            param="tool_choice",
+        )
+    if name not in names:
+        raise bad_request(f"tool_choice: there is no tool {name[:100]!r}", param="tool_choice")
+    return frozenset({name})
+
+
+def _name(tool: Tool) -> str:
+    return str(tool["function"].get("name"))
+
+
+def _is_strict(tool: Tool) -> bool:
+    return tool["function"].get("strict") is True
+
+
+def _schema(number: int, tool: Tool, *, always: bool) -> CallSchema:
+    """What a call of the tool must look like: its schema if it is strict or `always`, else any object."""
+    param = f"tools[{number}].function.parameters"
+    schema = tool["function"].get("parameters") if always or _is_strict(tool) else None
+    return CallSchema(_name(tool), schema or _ANYTHING, param)

@@ -34,6 +34,7 @@ from headrace.load import Loaded
 from headrace.model import markers
 from headrace.model.batch import Span
 from headrace.model.config import DenseMLP, KVGroup, LayerConfig, ModelConfig, Norm, Rope
+from headrace.model.constraint import forbidden
 from headrace.model.kv import blocks_for
 from headrace.model.sampler import Sampled
 from headrace.model.sampling import TokenLogprobs
@@ -52,6 +53,7 @@ class ScriptedBackend:
     """Prefills nothing and decodes the script; counts its steps."""
 
     name = "scripted"
+    takes_constraints = True
     max_rows = 16
     max_steps = 8
 
@@ -120,6 +122,9 @@ class ScriptedBackend:
     def _sampled(self, row: DecodeRow, script: Sequence[int]) -> Sampled:
         position = len(row.output)
         token = script[position] if position < len(script) else self._end
+        mask = None if row.constraint is None else row.constraint.mask()
+        if mask is not None and (banned := forbidden(mask, self._tokenizer.vocab_size))[token]:
+            token = int(banned.logical_not().nonzero()[0])  # the first of those that may come
         wanted = row.params.logprobs
         if wanted is None:
             return Sampled(token)

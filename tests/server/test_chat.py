@@ -204,7 +204,7 @@ def test_ragged_requests_at_the_same_time(http: httpx.Client) -> None:
     assert answers == [f"{index}:" + "xyz" * (index % 7) for index in range(24)]
 
 
-TOOL = {
+TOOL: dict[str, Any] = {
     "type": "function",
     "function": {
         "name": "read",

@@ -15,7 +15,9 @@ from tests.server.test_chat import PATH, TOOL, events, user
 
 READ = call("read", {"path": "a.py"})
 WRITE = call("write", {"path": "b.py", "text": 'if a < b:\n    print("<|END_ACTION|>")\n'}, 1)
-BODY: dict[str, Any] = {"messages": user("hi"), "tools": [TOOL]}
+# Not strict: the script may then call what it likes.
+LOOSE = {**TOOL, "function": {**TOOL["function"], "strict": False}}
+BODY: dict[str, Any] = {"messages": user("hi"), "tools": [LOOSE]}
 
 
 def whole(http: httpx.Client, server: Scripted, line: str, **fields: Any) -> dict[str, Any]:

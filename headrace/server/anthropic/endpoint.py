@@ -66,4 +66,5 @@ def conversation(state: ServerState, body: CountBody) -> Conversation:
         effort=protocol.effort(body),
         params=sampling_params(given, state.sampling),
         max_calls=policy.max_calls,
+        structure=policy.structure,
     )

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 from headrace.model.tokenizer import Tokenizer
 from headrace.server.formats.events import Event
 from headrace.server.formats.hermes import HermesFormat
-from headrace.server.formats.machine import Lane
+from headrace.server.formats.machine import Lane, Marks
 from headrace.server.formats.north import NorthFormat
 from headrace.server.formats.plain import PlainFormat
 
@@ -32,6 +32,8 @@ class ChatFormat(Protocol):
 
     name: str
     keeps_markers: bool
+    marks: Marks | None
+    """Where constrained decoding finds the blocks of an answer; None where it cannot be done."""
 
     @staticmethod
     def fits(tokenizer: Tokenizer) -> bool:

@@ -17,7 +17,7 @@ from typing import Any
 
 from headrace.model.tokenizer import Tokenizer
 from headrace.server.formats.calls import CallReader
-from headrace.server.formats.machine import Lane, LaneParser
+from headrace.server.formats.machine import Lane, LaneParser, Marks
 
 _OPENS = {"<think>": Lane.THINKING, "<tool_call>": Lane.CALLS}
 _CLOSES = {"</think>": Lane.THINKING, "</tool_call>": Lane.CALLS}
@@ -28,6 +28,7 @@ class HermesFormat:
 
     name = "hermes"
     keeps_markers = True  # where the tags are tokens, they may be special ones
+    marks: Marks | None = None
 
     @staticmethod
     def fits(tokenizer: Tokenizer) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from enum import Enum, auto
 
 from headrace.server.formats.calls import CallReader
@@ -16,6 +17,17 @@ class Lane(Enum):
     THINKING = auto()
     ANSWER = auto()
     CALLS = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Marks:
+    """The markers around an answer's blocks, each a single token: what closes the thoughts, and the pairs
+    around words and calls. Without a pair the words are all of the answer, and calls cannot be.
+    """
+
+    end_thinking: str | None = None
+    text: tuple[str, str] | None = None
+    calls: tuple[str, str] | None = None
 
 
 class LaneParser:

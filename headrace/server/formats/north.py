@@ -17,7 +17,7 @@ from typing import Any
 from headrace.model import markers
 from headrace.model.tokenizer import Tokenizer
 from headrace.server.formats.calls import CallReader
-from headrace.server.formats.machine import Lane, LaneParser
+from headrace.server.formats.machine import Lane, LaneParser, Marks
 
 _OPENS = {
     markers.START_THINKING: Lane.THINKING,
@@ -37,6 +37,11 @@ class NorthFormat:
 
     name = "north"
     keeps_markers = True
+    marks: Marks | None = Marks(
+        end_thinking=markers.END_THINKING,
+        text=(markers.START_TEXT, markers.END_TEXT),
+        calls=(markers.START_ACTION, markers.END_ACTION),
+    )
 
     @staticmethod
     def fits(tokenizer: Tokenizer) -> bool:

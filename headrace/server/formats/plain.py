@@ -6,7 +6,7 @@ from typing import Any
 
 from headrace.model.tokenizer import Tokenizer
 from headrace.server.formats.events import Content, Event
-from headrace.server.formats.machine import Lane
+from headrace.server.formats.machine import Lane, Marks
 
 
 class PlainParser:
@@ -26,6 +26,7 @@ class PlainFormat:
 
     name = "plain"
     keeps_markers = False
+    marks: Marks | None = Marks()
 
     @staticmethod
     def fits(tokenizer: Tokenizer) -> bool:

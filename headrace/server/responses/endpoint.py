@@ -9,6 +9,7 @@ from starlette.responses import JSONResponse, Response
 from headrace.server.conversation import Conversation, answer
 from headrace.server.disconnect import unless_gone
 from headrace.server.errors import bad_request
+from headrace.server.messages import schema_of
 from headrace.server.responses import protocol
 from headrace.server.responses.protocol import ResponsesBody
 from headrace.server.responses.reply import ResponseReply
@@ -42,7 +43,9 @@ def conversation(state: ServerState, body: ResponsesBody) -> Conversation:
     _refuse_unsupported(body)
     tools = protocol.template_tools(body.tools)
     choice = protocol.chat_choice(body.tool_choice)
-    policy = tool_policy(tools, choice, parallel=body.parallel_tool_calls)
+    form = body.text.format if body.text else None
+    text = None if form is None else schema_of(form, {"schema": form.schema_}, "text.format")
+    policy = tool_policy(tools, choice, parallel=body.parallel_tool_calls, text=text)
     given = {"max_tokens": body.max_output_tokens, "temperature": body.temperature, "top_p": body.top_p}
     return Conversation(
         messages=protocol.template_messages(body),
@@ -50,6 +53,7 @@ def conversation(state: ServerState, body: ResponsesBody) -> Conversation:
         effort=body.reasoning.effort if body.reasoning else None,
         params=sampling_params(given, state.sampling),
         max_calls=policy.max_calls,
+        structure=policy.structure,
         param="input",
     )
 
@@ -63,8 +67,3 @@ def _refuse_unsupported(body: ResponsesBody) -> None:
         )
     if body.background:
         raise bad_request("background: is not supported by this server; leave it out", param="background")
-    form = body.text.format if body.text else None
-    if form is not None and form.type != "text":
-        raise bad_request(
-            f"text.format: type {form.type[:50]!r} is not supported by this server", param="text.format"
-        )

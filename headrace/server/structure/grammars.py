@@ -1,0 +1,132 @@
+"""Schemas made into grammars over the model's vocabulary, by xgrammar, and kept for the next request."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import json
+import re
+from collections.abc import Callable
+from typing import Any
+
+from headrace.model import markers
+from headrace.model.constraint import Constraint
+from headrace.model.tokenizer import Tokenizer
+from headrace.server.errors import ApiError, bad_request
+from headrace.server.formats import ChatFormat
+from headrace.server.structure.answer import Block, StructuredAnswer
+from headrace.server.structure.structure import Structure, call_grammar, open_objects
+
+COMPILE_SECONDS = 10.0
+CACHE_BYTES = 256 * 2**20
+
+Make = Callable[[bool], Constraint]
+"""A new constraint for one answer, which begins in thoughts or does not."""
+
+
+class Grammars:
+    """The grammars of one served model. Nothing is loaded before the first structure is asked for."""
+
+    def __init__(self, tokenizer: Tokenizer, format_: ChatFormat, *, vocab_size: int) -> None:
+        self._tokenizer = tokenizer
+        self._format = format_
+        self._vocab_size = vocab_size
+        self._compiler: Any = None
+        self._markers = frozenset[int]()
+
+    async def prepare(self, structure: Structure) -> Make:
+        """Compile what `structure` needs. Raises ApiError 400 that names the part which cannot be."""
+        self._check(structure)
+        try:
+            return await asyncio.wait_for(asyncio.to_thread(self._prepare, structure), COMPILE_SECONDS)
+        except TimeoutError as error:
+            param = structure.text.param if structure.text else "tools"
+            raise bad_request(
+                f"{param}: takes more than {COMPILE_SECONDS:g} s to compile; make the schema smaller",
+                param=param,
+            ) from error
+
+    def _check(self, structure: Structure) -> None:
+        if importlib.util.find_spec("xgrammar") is None:
+            raise ApiError(
+                501, "Structured output needs a package: pip install xgrammar", code="not_installed"
+            )
+        marks = self._format.marks
+        param = structure.text.param if structure.text else "tool_choice"
+        if marks is None or (structure.calls and marks.calls is None):
+            raise bad_request(f"{param}: cannot be kept with this model's chat format", param=param)
+
+    def _prepare(self, structure: Structure) -> Make:
+        self._load()
+        marks = self._format.marks
+        assert marks is not None
+        ends = frozenset(self._tokenizer.eos_token_ids)
+        blocks: dict[int | None, Block] = {}
+        if not structure.must_call:
+            grammar = None
+            if (text := structure.text) is not None:
+                grammar = self._compile(
+                    text.param, self._compiler.compile_json_schema, open_objects(text.schema)
+                )
+            opening, close = self._pair(marks.text)
+            more = bool(structure.calls)
+            blocks[opening] = Block(ends if close is None else {close}, grammar, last=not more)
+        if structure.calls:
+            opening, close = self._pair(marks.calls)
+            assert close is not None
+            blocks[opening] = Block({close}, self._calls(structure))
+        end_thinking = self._id(marks.end_thinking)
+
+        def make(thinking: bool) -> Constraint:
+            return StructuredAnswer(
+                blocks,
+                end_thinking=end_thinking if thinking else None,
+                outside=self._markers,
+                ends=ends,
+                vocab_size=self._vocab_size,
+            )
+
+        return make
+
+    def _calls(self, structure: Structure) -> Any:
+        for call in structure.calls:  # one by one, to tell which of them is wrong
+            self._compile(call.param, self._compiler.compile_json_schema, open_objects(call.schema))
+        tag = call_grammar(structure.calls, single=structure.single)
+        return self._compile("tools", self._compiler.compile_structural_tag, tag)
+
+    def _compile(self, param: str, compile_: Callable[[str], Any], source: Any) -> Any:
+        try:
+            return compile_(source if isinstance(source, str) else json.dumps(source))
+        except (RuntimeError, ValueError) as error:
+            reason = re.sub(r"^\[[^\]]*\] \S+: ", "", str(error)).strip()
+            raise bad_request(f"{param}: cannot be compiled: {reason}", param=param) from error
+
+    def _load(self) -> None:
+        """Tell xgrammar the vocabulary. Markers and other special tokens are no text of any grammar."""
+        if self._compiler is not None:
+            return
+        import xgrammar
+
+        tokenizer = self._tokenizer
+        ids = range(tokenizer.vocab_size)
+        names = {name.encode() for name in markers.MARKERS}
+        special = {
+            token for token in ids if tokenizer.token_bytes(token) in names or not tokenizer.decode([token])
+        }
+        vocabulary = [b"" if token in special else tokenizer.token_bytes(token) for token in ids]
+        vocabulary += [b""] * (self._vocab_size - len(vocabulary))  # rows that no token has
+        info = xgrammar.TokenizerInfo(
+            vocabulary, vocab_size=self._vocab_size, stop_token_ids=list(tokenizer.eos_token_ids)
+        )
+        self._markers = frozenset(special)
+        self._compiler = xgrammar.GrammarCompiler(info, max_threads=2, cache_limit_bytes=CACHE_BYTES)
+
+    def _pair(self, pair: tuple[str, str] | None) -> tuple[int | None, int | None]:
+        return (None, None) if pair is None else (self._id(pair[0]), self._id(pair[1]))
+
+    def _id(self, marker: str | None) -> int | None:
+        """A marker's token: formats with marks fit only tokenizers in which each is one."""
+        if marker is None:
+            return None
+        [token] = self._tokenizer.encode(marker, add_special_tokens=False)
+        return token

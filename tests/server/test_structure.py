@@ -1,0 +1,217 @@
+"""Answers and calls that keep to a schema, whatever the model would say."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+import pytest
+
+from headrace.model.tokenizer import Tokenizer
+from headrace.server.structure import grammars
+from tests.server.north import action, call, joined, text, thinks
+from tests.server.scripted import VOCABULARY, Scripted, ScriptedBackend, scripted_server
+from tests.server.test_chat import PATH, events, user
+from tests.server.test_errors import error_of
+
+COLOURS = {
+    "type": "object",
+    "properties": {"colour": {"enum": ["red", "blue"]}, "dark": {"type": "boolean"}},
+    "required": ["colour", "dark"],
+    "additionalProperties": False,
+}
+FORMAT = {"type": "json_schema", "json_schema": {"name": "colours", "strict": True, "schema": COLOURS}}
+
+
+def tool(name: str, **fields: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "parameters": COLOURS, **fields}}
+
+
+def ask(http: httpx.Client, server: Scripted, line: str, **fields: Any) -> dict[str, Any]:
+    """The streamed message; the whole one must say the same."""
+    server.says(line, line)
+    body = {"messages": user("hi"), "max_tokens": 500, **fields}
+    response = http.post(PATH, json=body)
+    assert response.status_code == 200, response.text
+    message = response.json()["choices"][0]["message"]
+    streamed = joined(events(http.post(PATH, json=body | {"stream": True})))
+    assert (message["content"] or "") == streamed["content"]
+    calls = [each["function"] for each in message.get("tool_calls", ())]
+    assert calls == [{"name": each["name"], "arguments": each["arguments"]} for each in streamed["calls"]]
+    return streamed
+
+
+def is_colours(written: str) -> bool:
+    value = json.loads(written)
+    return (
+        set(value) == {"colour", "dark"}
+        and value["colour"] in ("red", "blue")
+        and value["dark"] in (True, False)
+    )
+
+
+@pytest.mark.parametrize("effort", ["none", "high"])
+@pytest.mark.parametrize("line", ["Hello.", "<|START_ACTION|>[]", '{"colour": "green"', ""])
+def test_words_keep_to_their_schema(http: httpx.Client, server: Scripted, line: str, effort: str) -> None:
+    start = "hm<|END_THINKING|>" if effort == "high" else ""
+    message = ask(http, server, start + line, response_format=FORMAT, reasoning_effort=effort)
+    assert is_colours(message["content"])
+    assert message["reasoning"] == ("hm" if effort == "high" else "")
+    assert message["finish_reason"] == "stop"
+
+
+def test_what_fits_is_left_alone(http: httpx.Client, server: Scripted) -> None:
+    said = '{\n  "colour": "blue",\n  "dark": true\n}'
+    message = ask(http, server, thinks("Blue?", text(said)), response_format=FORMAT)
+    assert (message["reasoning"], message["content"]) == ("Blue?", said)
+
+
+def test_thoughts_cannot_be_left_but_by_their_end(http: httpx.Client, server: Scripted) -> None:
+    line = f"hm<|START_ACTION|>x<|END_OF_TURN_TOKEN|>y<|END_THINKING|>{text('no')}"
+    message = ask(http, server, line, response_format=FORMAT)
+    assert "<|" not in message["reasoning"]
+    assert is_colours(message["content"])
+
+
+def test_json_object(http: httpx.Client, server: Scripted) -> None:
+    said = '{"any": [1, {"thing": null}]}'
+    message = ask(http, server, thinks("", text(said)), response_format={"type": "json_object"})
+    assert message["content"] == said
+
+
+def test_a_structure_that_the_limit_cuts(http: httpx.Client, server: Scripted) -> None:
+    message = ask(http, server, thinks("", text('{"colour": "red"')), response_format=FORMAT, max_tokens=10)
+    assert message["finish_reason"] == "length"
+
+
+@pytest.mark.parametrize(
+    "line", [thinks("hm", text("I would rather talk.")), "hm<|END_THINKING|>", thinks("hm")]
+)
+@pytest.mark.parametrize("effort", ["none", "high"])
+def test_required_calls_are_made(http: httpx.Client, server: Scripted, line: str, effort: str) -> None:
+    tools = [tool("paint"), tool("wash")]
+    fields = {"tools": tools, "tool_choice": "required", "parallel_tool_calls": False}
+    message = ask(http, server, line, reasoning_effort=effort, **fields)
+    [made] = message["calls"]
+    assert made["name"] in ("paint", "wash")
+    assert is_colours(made["arguments"])
+    assert (message["content"], message["finish_reason"]) == ("", "tool_calls")
+
+
+def test_several_required_calls(http: httpx.Client, server: Scripted) -> None:
+    arguments = {"colour": "red", "dark": False}
+    line = thinks("hm", action(call("wash", arguments), call("paint", arguments, 1)))
+    message = ask(http, server, line, tools=[tool("paint"), tool("wash")], tool_choice="required")
+    assert [each["name"] for each in message["calls"]] == ["wash", "paint"]
+
+
+def test_a_named_tool_is_called_once(http: httpx.Client, server: Scripted) -> None:
+    arguments = {"colour": "red", "dark": False}
+    line = thinks("hm", action(call("paint", arguments), call("paint", arguments, 1)))
+    choice = {"type": "function", "function": {"name": "wash"}}
+    message = ask(http, server, line, tools=[tool("paint"), tool("wash")], tool_choice=choice)
+    [made] = message["calls"]
+    assert made["name"] == "wash"
+    assert is_colours(made["arguments"])
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_strict_tools_get_what_they_ask_for(http: httpx.Client, server: Scripted, strict: bool) -> None:
+    line = thinks("hm", action(call("paint", {"colour": "green", "dark": 1})))
+    [made] = ask(http, server, line, tools=[tool("paint", strict=strict)], parallel_tool_calls=False)["calls"]
+    assert is_colours(made["arguments"]) == strict
+    if not strict:
+        assert json.loads(made["arguments"]) == {"colour": "green", "dark": 1}
+
+
+def test_words_stay_free_beside_strict_tools(http: httpx.Client, server: Scripted) -> None:
+    arguments = {"colour": "red", "dark": False}
+    line = thinks("hm", text("First this."), action(call("paint", arguments)))
+    message = ask(http, server, line, tools=[tool("paint", strict=True)])
+    assert message["content"] == "First this."
+    assert json.loads(message["calls"][0]["arguments"]) == arguments
+
+
+def test_a_format_beside_tools(http: httpx.Client, server: Scripted) -> None:
+    fields = {"tools": [tool("paint")], "response_format": FORMAT}
+    assert is_colours(ask(http, server, thinks("", text("Hello.")), **fields)["content"])
+    line = thinks("", action(call("paint", {"any": "thing"})))
+    assert ask(http, server, line, **fields)["calls"][0]["arguments"] == '{"any": "thing"}'
+
+
+def test_objects_without_names_are_open(http: httpx.Client, server: Scripted) -> None:
+    schema = {"type": "object", "properties": {"env": {"type": "object"}, "n": {"$ref": "#/$defs/n"}}}
+    schema["$defs"] = {"n": {"type": "integer"}}
+    arguments = {"env": {"PATH": "/bin"}, "n": 3}
+    line = thinks("", action(call("run", arguments)))
+    message = ask(http, server, line, tools=[tool("run", parameters=schema)], tool_choice="required")
+    assert json.loads(message["calls"][0]["arguments"]) == arguments
+
+
+def test_the_other_protocols(http: httpx.Client, server: Scripted) -> None:
+    server.says(thinks("", text("Hello.")))
+    form = {"type": "json_schema", "name": "colours", "schema": COLOURS, "strict": True}
+    answer = http.post("/v1/responses", json={"input": "hi", "text": {"format": form}}).json()
+    assert is_colours(answer["output"][-1]["content"][0]["text"])
+    server.says(text("Hello."))
+    tools = [{"name": "paint", "input_schema": COLOURS}]
+    body = {"messages": user("hi"), "max_tokens": 200, "tools": tools, "tool_choice": ANY}
+    answer = http.post("/v1/messages", json=body).json()
+    assert (answer["content"][0]["name"], answer["stop_reason"]) == ("paint", "tool_use")
+
+
+ANY = {"type": "any", "disable_parallel_tool_use": True}
+WRONG = {"type": "object", "properties": {"a": {"type": "strin"}}, "required": ["a"]}
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": WRONG}}},
+            "response_format.json_schema.schema",
+        ),
+        (
+            {"tools": [tool("paint"), tool("wash", parameters=WRONG)], "tool_choice": "required"},
+            "tools[1].function.parameters",
+        ),
+        ({"tools": [tool("wash", strict=True, parameters=WRONG)]}, "tools[0].function.parameters"),
+    ],
+)
+def test_schemas_that_cannot_be_compiled_are_named(
+    http: httpx.Client, fields: dict[str, Any], param: str
+) -> None:
+    error = error_of(http.post(PATH, json={"messages": user("hi"), **fields}), 400)
+    assert error["param"] == param
+    assert 'Unsupported type "strin"' in error["message"]
+    assert ".cc:" not in error["message"]
+
+
+def test_a_schema_that_takes_too_long(http: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grammars, "COMPILE_SECONDS", 0.0)
+    error = error_of(http.post(PATH, json={"messages": user("hi"), "response_format": FORMAT}), 400)
+    assert error["param"] == "response_format.json_schema.schema"
+    assert "smaller" in error["message"]
+
+
+def test_a_backend_that_cannot_is_a_400(http: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ScriptedBackend, "takes_constraints", False)
+    error = error_of(http.post(PATH, json={"messages": user("hi"), "response_format": FORMAT}), 400)
+    assert "scripted backend" in error["message"]
+
+
+def test_models_without_a_format_of_their_own() -> None:
+    tokenizer = Tokenizer.synthetic(VOCABULARY)
+    tokenizer.chat_template = "{{ messages[-1].content }}"
+    with scripted_server(tokenizer) as server, httpx.Client(base_url=server.url, timeout=10) as http:
+        assert is_colours(ask(http, server, "Hello.", response_format=FORMAT)["content"])
+        body = {"messages": user("hi"), "tools": [tool("paint")], "tool_choice": "required"}
+        assert error_of(http.post(PATH, json=body), 400)["param"] == "tool_choice"
+
+
+def test_the_gate_is_red_without_the_mask(
+    http: httpx.Client, server: Scripted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headrace.server.structure.answer.StructuredAnswer.mask", lambda self: None)
+    assert ask(http, server, thinks("", text("Hello.")), response_format=FORMAT)["content"] == "Hello."
