@@ -6,7 +6,7 @@ itself, so that backends agree to the bit. On the raw logits of one row:
 1. penalties, over the tokens seen so far. `repetition_penalty` r counts prompt and output: a seen token's
    logit is divided by r when positive and multiplied by r otherwise. Then `frequency_penalty` subtracts
    itself times the token's count in the output, and `presence_penalty` itself once from every token there;
-2. `logit_bias` is added;
+2. `logit_bias` is added; then, where a grammar constrains the answer, tokens that it forbids get -infinity;
 3. temperature 0 takes the largest logit (ties: lowest id) and ends here. Otherwise the score of a token is
    (logit - largest logit) / temperature: 0 for the most likely token, negative for the others;
 4. `top_k` keeps the k largest scores (ties at the border: lowest ids);

@@ -1,4 +1,8 @@
-"""What the host costs a step: the bound that keeps a GPU's step from waiting for Python."""
+"""What the host costs a step: a guard on the bound that keeps a GPU's step from waiting for Python.
+
+The bound is 200 us, and `make bench` says how far below it a machine is. Here twice as much is allowed, so that
+only a change of the code can fail the test and not a neighbour on the machine.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +22,7 @@ from headrace.model.tokenizer import Tokenizer
 ROWS = 16
 CONTEXT = 8192
 VOCABULARY = 512
-BOUND_MICROSECONDS = 200
+BOUND_MICROSECONDS = 400
 
 
 def decoding_engine() -> Engine:
