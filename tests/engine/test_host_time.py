@@ -1,7 +1,7 @@
 """What the host costs a step: a guard on the bound that keeps a GPU's step from waiting for Python.
 
-The bound is 200 us, and `make bench` says how far below it a machine is. Here twice as much is allowed, so that
-only a change of the code can fail the test and not a neighbour on the machine.
+The bound is 200 us, and `make bench` says how far below it a machine is. Here twice as much is allowed, so
+that only a change of the code can fail the test and not a neighbour on the machine.
 """
 
 from __future__ import annotations
