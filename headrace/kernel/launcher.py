@@ -80,6 +80,11 @@ class Launcher:
         self.buffer(Buffer.HISTOGRAM).zero_()
         torch.cuda.synchronize(device)
 
+    @property
+    def experts_read(self) -> int:
+        """Distinct experts whose weights the last launch read, summed over its steps and layers."""
+        return int(self.host["experts"][0])
+
     def buffer(self, buffer: Buffer) -> Tensor:
         """A view of a buffer on the device."""
         spec = self._specs[buffer]

@@ -20,12 +20,14 @@ ROW_INPUT = np.dtype(
     ]
 )
 
-# Pinned memory that both see while a launch runs. The host writes `stop`, the kernel all else. The words
+# Pinned memory that both see while a launch runs. The host writes `stop`, the kernel all else. `experts` counts
+# those whose weights the told steps read, over all layers: what a step must read depends on it. The words
 # after `aborted` are the watchdog's: which SM, agent and task of its list waited for what, and the values.
 HOST_LINK = np.dtype(
     [
         ("stop", "<i4"),
         ("steps", "<i4"),
+        ("experts", "<i4"),
         ("aborted", "<i4"),
         ("sm", "<i4"),
         ("agent", "<i4"),

@@ -66,6 +66,7 @@ __device__ __forceinline__ void begin(Shared& s, const Params& p) {
     for (int n = 0; n < MESSAGES; n++) ptx::barrier_init(&s.message_full[n], 1), ptx::barrier_init(&s.message_empty[n], 1);
     ptx::barrier_inits_done();
     s.ended = s.aborted = 0;
+    s.experts_read = 0;
     s.epoch = p.epoch + 1;
     s.filler = {0, 0, 0, 1, 0, 0, p.epoch};  // an empty ring passes for one that has been freed
     for (int row = 0; row < ROWS; row++) {

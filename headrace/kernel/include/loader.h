@@ -88,6 +88,7 @@ __device__ __forceinline__ bool load_task(Loader& l, const int32_t* words) {
   int first = 0, last = 0;
   if (opcode == isa::Opcode::EXPERT_UP) {
     choose_experts(s, l.p, task);
+    if (l.lane == 0) s.experts_read += s.route.count;
     const int items = s.route.count * task.tile_count;
     first = share_begin(items, task.share, task.shares);
     last = share_begin(items, task.share + 1, task.shares);

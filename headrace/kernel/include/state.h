@@ -118,6 +118,7 @@ struct Shared {
   Filler filler;
   int32_t quit[2];        // consumers: `aborted` as their leader saw it at the start of a task, taking turns
   int32_t stop_seen;
+  int32_t experts_read;   // in this launch, over all layers: the loader adds them up, SAMPLE_COMMIT tells the host
   uint32_t epoch;         // of the consumers' step, counted from 1
 };
 static_assert(sizeof(Shared) <= isa::SHARED_BYTES, "shared memory of an SM is exceeded");

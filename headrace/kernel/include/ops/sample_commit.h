@@ -62,6 +62,7 @@ __device__ __forceinline__ bool find_first_new(RowState& rows) {
 __device__ __forceinline__ void tell_host(Consumer& c, uint32_t step) {
 #pragma unroll 1
   for (int row = 0; row < ROWS; row++) c.p.tokens[step * ROWS + row] = c.s.next_token[row];
+  c.p.host->experts = c.s.experts_read;
   ptx::store_to_host(&c.p.host->steps, static_cast<int32_t>(step + 1));
 }
 
