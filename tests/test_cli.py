@@ -57,7 +57,11 @@ def test_defaults_are_those_of_the_engine() -> None:
         (["serve", "smollm2", "--max-sequences", "0"], "--max-sequences is 0; give a number from 1 up"),
         (
             ["serve", "smollm2", "--decode", "magic"],
-            "--decode 'magic' is not a backend; choose one of: torch",
+            "--decode 'magic' is not a backend; choose one of: auto, kernel, torch",
+        ),
+        (
+            ["generate", *SYNTHETIC, "hi", "--decode", "kernel", "--device", "cpu"],
+            "--decode kernel cannot decode here: it runs on a Hopper GPU only",
         ),
         (["serve", "smollm2", "--kv-memory", "lots"], "--kv-memory 'lots' is not a size: write it like 512M"),
         (["serve", "smollm2", "--port", "70000"], "port 70000 does not exist"),

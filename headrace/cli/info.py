@@ -52,6 +52,7 @@ def info(
 
     Example: headrace info --synthetic north-mini-code --context 32768
     """
+    from headrace.engine.decode import choose_decode
     from headrace.load import choose_device, choose_dtype
 
     name, config = _identify(model)
@@ -60,7 +61,8 @@ def info(
     machine = look_at(device)
     tokens = min(context or config.max_positions, config.max_positions)
     console.out.print(_about_model(name, config, dtype, tokens))
-    console.out.print(_about_machine(machine, config, dtype, tokens))
+    decode = choose_decode(EngineOptions(), config, device=device, dtype=dtype)
+    console.out.print(_about_machine(machine, config, dtype, tokens, decode))
 
 
 def _identify(model: ModelFlags) -> tuple[str, ModelConfig]:
@@ -110,7 +112,9 @@ def _about_model(name: str, config: ModelConfig, dtype: torch.dtype, tokens: int
     return table
 
 
-def _about_machine(machine: Machine, config: ModelConfig, dtype: torch.dtype, tokens: int) -> Table:
+def _about_machine(
+    machine: Machine, config: ModelConfig, dtype: torch.dtype, tokens: int, decode: str
+) -> Table:
     from headrace.model import memory
 
     needed = memory.weight_bytes(config, dtype) + memory.kv_bytes(config, tokens, dtype)
@@ -118,7 +122,7 @@ def _about_machine(machine: Machine, config: ModelConfig, dtype: torch.dtype, to
     table.add_row("Device", machine.name)
     table.add_row("Memory", f"{size(machine.memory)}, {size(machine.free)} free")
     table.add_row("Hopper GPU", "yes" if machine.is_hopper else "no")
-    table.add_row("Decode backend", EngineOptions.decode)
+    table.add_row("Decode backend", decode)
     table.add_row("Needed", f"{size(needed)} for the weights and one sequence of {tokens:,} tokens")
     table.add_row("Runs here", _verdict(machine, needed, memory.weight_bytes(config, dtype)))
     return table

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
-from headrace.cli.console import RefusedError, configure_logging, progress_bars, refuse
+from headrace.cli.console import RefusedError, configure_logging, err, progress_bars, refuse
 from headrace.engine.options import DECODE_BACKENDS, EngineOptions
 from headrace.model.sampling import SamplingParams
 
@@ -122,7 +122,8 @@ class EngineFlags:
         from headrace.engine.async_engine import AsyncEngine
         from headrace.engine.build import build_engine
 
-        engine = AsyncEngine(build_engine(loaded.model, loaded.tokenizer, options))
+        core = build_engine(loaded.model, loaded.tokenizer, options, say=err.print)
+        engine = AsyncEngine(core)
         engine.start()
         return engine
 
@@ -231,6 +232,8 @@ def _refusals() -> tuple[type[Exception], ...]:
         "headrace.engine.options": ("OptionError",),
         "headrace.engine.request": ("EngineError",),
         "headrace.llm": ("GenerationError",),
+        "headrace.kernel.build": ("BuildError",),
+        "headrace.kernel.device": ("DeviceError",),
         "headrace.load": ("SourceError",),
         "headrace.model.config": ("ConfigError",),
         "headrace.model.errors": ("CheckpointError",),

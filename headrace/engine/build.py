@@ -4,69 +4,66 @@ from __future__ import annotations
 
 import bisect
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 
 from headrace.engine.backend import DecodeBackend, Prefiller
 from headrace.engine.blocks import BlockManager
+from headrace.engine.decode import choose_decode, kernel_obstacle, make_backend
 from headrace.engine.engine import Engine
 from headrace.engine.options import EngineOptions, OptionError
-from headrace.engine.oracle_backend import OracleBackend
 from headrace.engine.pace import Pace
 from headrace.engine.scheduler import Scheduler
-from headrace.engine.torch_backend import TorchBackend
 from headrace.model.config import KVGroup, ModelConfig
 from headrace.model.kv import BLOCK_TOKENS, KVCache, block_bytes, blocks_for
 from headrace.model.tokenizer import Tokenizer
 from headrace.model.transformer import Model
-from headrace.step.errors import PlanError
-from headrace.step.isa import MAX_ROWS
-from headrace.step.sizes import check_model
+from headrace.step.pack import PackedWeights, pack_model
 
 # A cached conversation of a coding agent: how long it is, and how many tails it keeps (prompt and turn end).
 CONVERSATION_TOKENS = 32768
 CONVERSATION_TAILS = 2
 
 
-def build_engine(model: Model, tokenizer: Tokenizer, options: EngineOptions) -> Engine:
+def build_engine(
+    model: Model,
+    tokenizer: Tokenizer,
+    options: EngineOptions,
+    *,
+    weights: PackedWeights | None = None,
+    say: Callable[[str], None] | None = None,
+) -> Engine:
     """An engine over `model`, its KV pool allocated on the model's device.
+
+    `weights` are the model's own pages if it has been packed; the kernel has a model that is not packed anew,
+    beside it. `say` gets a line for each part of the start that takes time.
 
     Raises OptionError if the pool that `options` allow cannot hold one sequence, or if the backend that they
     name cannot run the model.
     """
-    parameter = next(model.parameters())
-    sizes, max_context = size_pool(
-        model.config, options, available=_available_memory(parameter.device), dtype=parameter.dtype
+    device, dtype = model.device, model.dtype
+    decode = choose_decode(options, model.config, device=device, dtype=dtype)
+    if say is not None and decode == "torch" != options.decode and device.type == "cuda":
+        reason = kernel_obstacle(options, model.config, device=device, dtype=dtype)
+        say(f"Decoding with PyTorch, as the kernel cannot: {reason}")
+    if decode == "kernel" and weights is None:
+        weights = pack_model(model, device=device, dtype=dtype)
+    sizes, max_context = size_pool(model.config, options, available=_available_memory(device), dtype=dtype)
+    cache = KVCache(model.config, sizes, dtype=dtype, device=device)
+    backend, prefiller = make_backend(
+        decode, model, cache, options, weights=weights, max_context=max_context, say=say
     )
-    cache = KVCache(model.config, sizes, dtype=parameter.dtype, device=parameter.device)
-    backend = _make_backend(model, cache, options)
     backend.prepare()
     return assemble_engine(
         backend=backend,
-        prefiller=backend,
+        prefiller=prefiller,
         tokenizer=tokenizer,
         config=model.config,
         sizes=sizes,
         max_context=max_context,
         options=options,
     )
-
-
-def _make_backend(model: Model, cache: KVCache, options: EngineOptions) -> TorchBackend | OracleBackend:
-    if options.decode == "torch":
-        return TorchBackend(model, cache, max_rows=options.max_sequences, max_steps=options.steps)
-    if options.max_sequences > MAX_ROWS:
-        raise OptionError(
-            "max_sequences", f"is {options.max_sequences}; the oracle decodes at most {MAX_ROWS} at a time"
-        )
-    if model.device.type != "cpu":
-        raise OptionError("decode", "the oracle runs on a CPU only; run the model there with --device cpu")
-    try:
-        check_model(model.config)
-    except PlanError as error:
-        raise OptionError("decode", f"the oracle cannot run this model: {error}") from error
-    return OracleBackend(model, cache, max_rows=options.max_sequences, max_steps=options.steps)
 
 
 def size_pool(

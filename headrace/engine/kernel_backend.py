@@ -31,8 +31,9 @@ class Kernels(Protocol):
 class KernelBackend:
     """Decodes greedy rows with the kernel of the smallest row capacity that holds them.
 
-    A call with a row that is drawn, changed by penalties or a bias, held to a constraint, or that asks for
+    A row that is drawn, changed by penalties or a bias, held to a constraint, or that asks for
     log-probabilities goes to `others`, which works on the same KV pages: the kernel has none of these yet.
+    Who takes a row depends on that row alone, so its neighbours do not change its tokens.
     """
 
     name = "kernel"
@@ -52,12 +53,32 @@ class KernelBackend:
     def run(
         self, rows: Sequence[DecodeRow], steps: int, interrupt: Interrupt
     ) -> Iterator[Sequence[Sampled | None]]:
-        if not all(is_plain(row) for row in rows):
+        own = [index for index, row in enumerate(rows) if is_plain(row)]
+        if len(own) == len(rows):
+            yield from self._launch(rows, steps, interrupt)
+        elif not own:
             yield from self._others.run(rows, steps, interrupt)
-            return
+        else:
+            yield self._mixed(rows, own, interrupt)
+
+    def _launch(
+        self, rows: Sequence[DecodeRow], steps: int, interrupt: Interrupt
+    ) -> Iterator[Sequence[Sampled | None]]:
         launcher = self._kernels.launcher(len(rows))
         for tokens in launcher.launch([launch_row(row) for row in rows], steps, interrupt.is_set):
             yield [None if token is None else Sampled(token) for token in tokens]
+
+    def _mixed(
+        self, rows: Sequence[DecodeRow], own: Sequence[int], interrupt: Interrupt
+    ) -> Sequence[Sampled | None]:
+        """One step, as the two cannot take turns within a launch: the kernel's rows, then the others."""
+        made: list[Sampled | None] = [None] * len(rows)
+        rest = [index for index in range(len(rows)) if index not in own]
+        for run, part in ((self._launch, own), (self._others.run, rest)):
+            for sampled in run([rows[index] for index in part], 1, interrupt):
+                for index, item in zip(part, sampled, strict=True):
+                    made[index] = item
+        return made
 
 
 def is_plain(row: DecodeRow) -> bool:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-DECODE_BACKENDS = ("torch", "oracle")
+DECODE_BACKENDS = ("auto", "kernel", "torch", "oracle")
 
 
 class OptionError(ValueError):
@@ -31,7 +31,7 @@ class EngineOptions:
     kv_memory       bytes of the KV pool; None: as much as is free, but not more than could be used
     queue           requests that may wait
     steps           decode steps that one call of the backend may take
-    decode          which backend decodes: one of DECODE_BACKENDS
+    decode          which backend decodes: one of DECODE_BACKENDS; auto is the kernel where it can, else torch
 
     Raises OptionError for a value that no model could be run with.
     """
@@ -44,7 +44,7 @@ class EngineOptions:
     kv_memory: int | None = None
     queue: int = 256
     steps: int = 16
-    decode: str = "torch"
+    decode: str = "auto"
 
     def __post_init__(self) -> None:
         for option in ("max_sequences", "prefill_chunk", "queue", "steps"):

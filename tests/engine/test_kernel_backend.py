@@ -113,12 +113,20 @@ def test_an_interrupt_ends_the_call() -> None:
         SamplingParams(temperature=0, logprobs=0),
     ],
 )
-def test_one_row_that_the_kernel_cannot_sample_sends_the_call_to_the_other_backend(
-    params: SamplingParams,
-) -> None:
+def test_a_row_that_the_kernel_cannot_sample_goes_to_the_other_backend(params: SamplingParams) -> None:
     own, kernels, others = backend()
-    assert list(own.run([row(), row(params)], 4, threading.Event())) == [[Sampled(-1), Sampled(-1)]]
+    assert list(own.run([row(params)], 4, threading.Event())) == [[Sampled(-1)]]
     assert (others.calls, kernels.calls) == (1, [])
+
+
+def test_rows_of_both_kinds_take_one_step_each_where_it_belongs() -> None:
+    own, kernels, others = backend()
+    drawn = row(SamplingParams(temperature=0.5))
+    made = list(own.run([drawn, row(), drawn, row()], 4, threading.Event()))
+    assert made == [[Sampled(-1), Sampled(0), Sampled(-1), Sampled(1)]]
+    assert others.calls == 1
+    ((count, rows, steps),) = kernels.calls
+    assert (count, len(rows), steps) == (2, 2, 1)
 
 
 def test_a_constraint_is_not_plain() -> None:

@@ -1,0 +1,48 @@
+"""Whether the decode kernel can run a model on a device, found out before weights are loaded."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import torch
+
+from headrace.kernel.variant import VariantError, variant_of
+from headrace.model.config import ModelConfig
+from headrace.step.errors import PlanError
+from headrace.step.planner import build_plan
+
+CAPABILITY = (9, 0)  # sm_90a: code for it runs on no other
+
+
+def obstacle(config: ModelConfig, *, device: torch.device, dtype: torch.dtype) -> str | None:
+    """Why the kernel cannot decode this model there, as a sentence's end; None: it can."""
+    return _device_obstacle(device) or _model_obstacle(config, dtype)
+
+
+def _device_obstacle(device: torch.device) -> str | None:
+    if device.type != "cuda":
+        return "it runs on a Hopper GPU only"
+    major, minor = torch.cuda.get_device_capability(device)
+    if (major, minor) != CAPABILITY:
+        name = torch.cuda.get_device_name(device)
+        return f"it runs on a Hopper GPU only (compute capability 9.0), and {name} has {major}.{minor}"
+    if not _has_bindings():
+        return "it needs CUDA's bindings and NVRTC: pip install 'headrace[gpu]'"
+    return None
+
+
+def _model_obstacle(config: ModelConfig, dtype: torch.dtype) -> str | None:
+    if dtype != torch.bfloat16:
+        return "it computes in bfloat16 only: leave out --dtype, or say bfloat16"
+    try:
+        variant_of(build_plan(config, rows=1, sms=2))  # what can be run does not depend on rows and SMs
+    except (PlanError, VariantError) as error:
+        return str(error)
+    return None
+
+
+def _has_bindings() -> bool:
+    try:
+        return importlib.util.find_spec("cuda.bindings.nvrtc") is not None
+    except ImportError:  # no package `cuda` at all
+        return False

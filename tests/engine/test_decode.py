@@ -1,0 +1,91 @@
+"""Which backend is chosen, and what is said where the kernel cannot be."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from headrace.engine.decode import choose_decode, make_backend
+from headrace.engine.kernel_backend import KernelBackend
+from headrace.engine.options import EngineOptions, OptionError
+from headrace.engine.torch_backend import TorchBackend
+from headrace.kernel import support
+from headrace.model.config import KVGroup, ModelConfig
+from headrace.model.kv import KVCache
+from headrace.model.presets import PRESETS
+from headrace.model.synthetic import synthetic_model
+from headrace.step.pack import pack_model
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
+NORTH, LLAMA = PRESETS["north-mini-code"], PRESETS["llama-3.2-1b"]
+
+
+@pytest.fixture
+def hopper(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """A machine that looks like one with a Hopper GPU."""
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU")
+    monkeypatch.setattr(support, "_has_bindings", lambda: True)
+    return monkeypatch
+
+
+def chosen(
+    decode: str,
+    config: ModelConfig = NORTH,
+    *,
+    device: torch.device = GPU,
+    dtype: torch.dtype = torch.bfloat16,
+    rows: int = 16,
+) -> str:
+    options = EngineOptions(decode=decode, max_sequences=rows)
+    return choose_decode(options, config, device=device, dtype=dtype)
+
+
+def test_the_kernel_is_taken_where_it_can_run(hopper: pytest.MonkeyPatch) -> None:
+    assert chosen("auto") == chosen("kernel") == "kernel"
+    assert chosen("torch") == "torch"
+
+
+@pytest.mark.parametrize(
+    ("config", "device", "dtype", "rows", "words"),
+    [
+        (NORTH, CPU, torch.bfloat16, 16, "Hopper GPU only"),
+        (NORTH, GPU, torch.float32, 16, "bfloat16 only"),
+        (NORTH, GPU, torch.bfloat16, 17, "at most 16 sequences"),
+        (LLAMA, GPU, torch.bfloat16, 16, "half a head apart"),
+    ],
+)
+def test_elsewhere_auto_is_torch_and_the_kernel_is_refused(
+    hopper: pytest.MonkeyPatch,
+    config: ModelConfig,
+    device: torch.device,
+    dtype: torch.dtype,
+    rows: int,
+    words: str,
+) -> None:
+    assert chosen("auto", config, device=device, dtype=dtype, rows=rows) == "torch"
+    with pytest.raises(OptionError, match=words):
+        chosen("kernel", config, device=device, dtype=dtype, rows=rows)
+
+
+def test_another_gpu_and_a_missing_package_are_named(hopper: pytest.MonkeyPatch) -> None:
+    hopper.setattr(support, "_has_bindings", lambda: False)
+    with pytest.raises(OptionError, match=r"pip install 'headrace\[gpu\]'"):
+        chosen("kernel")
+    hopper.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+    with pytest.raises(OptionError, match=r"a GPU has 8\.0"):
+        chosen("kernel")
+
+
+def test_kernel_and_prefill_share_the_pages_of_one_cache() -> None:
+    config = PRESETS["north-micro-shape"]
+    model = synthetic_model(config, dtype=torch.bfloat16)
+    cache = KVCache(config, dict.fromkeys(KVGroup, 2), dtype=torch.bfloat16)
+    weights = pack_model(model, device="cpu", dtype=torch.bfloat16)
+    options = EngineOptions(max_sequences=4)
+    backend, prefiller = make_backend("kernel", model, cache, options, weights=weights, max_context=128)
+    assert isinstance(backend, KernelBackend)
+    assert isinstance(prefiller, TorchBackend)
+    assert backend._others is prefiller
+    assert prefiller._cache is cache
+    assert backend._kernels._cache is cache  # type: ignore[attr-defined]
