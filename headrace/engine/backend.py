@@ -8,6 +8,9 @@ place.
 All calls come from the engine's thread. One call of `run` takes several steps and hands the tokens over as
 they are made: the backend feeds each row its own new token, stops rows that ended, and leaves off at the end
 of a step when `interrupt` is set. Blocks that a running call can read stay allocated until it is exhausted.
+
+A row whose logits are no numbers gives NO_TOKEN, is over, and touches no other row. What it leaves in its
+blocks may be no numbers either: nobody may read what was not written since the block was handed out.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ from typing import Protocol
 from headrace.model.batch import Span
 from headrace.model.constraint import Constraint
 from headrace.model.kv import BlockTables
-from headrace.model.sampler import Sampled
+from headrace.model.sampler import NO_TOKEN, Sampled
 from headrace.model.sampling import SamplingParams
 
 
@@ -56,7 +59,7 @@ class DecodeRow:
 
     def ends(self, token: int, made: int) -> bool:
         """Whether the row is over once `token` is the last of `made` tokens."""
-        return made >= self.max_tokens or token in self.stop_token_ids
+        return token == NO_TOKEN or made >= self.max_tokens or token in self.stop_token_ids
 
 
 def takes_constraints(backend: object) -> bool:

@@ -201,6 +201,14 @@ class BlockManager:
         sequence.node = None
         sequence.given_back = sequence.capacity = sequence.trim_at = 0
 
+    def forget(self, sequence: SequenceBlocks) -> None:
+        """Let the cache forget the blocks of a sequence whose KV is not to be read again.
+
+        Not those from which others have gone on: if these fail too, the last of them brings it here.
+        """
+        if self.cache is not None and sequence.node is not None:
+            self.cache.forget(sequence.node)
+
     def cached(self, group: KVGroup) -> int:
         """How many blocks only the cache owns; they make way for sequences."""
         if self.cache is None:

@@ -8,6 +8,7 @@ under way, so that this is at most one step of the model away).
 from __future__ import annotations
 
 import collections
+import logging
 import threading
 import time
 from collections.abc import Iterator
@@ -30,9 +31,16 @@ from headrace.engine.scheduler import Plan, Scheduler
 from headrace.engine.sequence import NO_SLOT, Sequence
 from headrace.engine.text import TextAssembler
 from headrace.model.constraint import Constraint
-from headrace.model.sampler import Sampled
+from headrace.model.sampler import NO_TOKEN, Sampled
 from headrace.model.sampling import SamplingParams
 from headrace.model.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
+
+UNUSABLE = (
+    "after {made} tokens the model's scores were not finite numbers. Other requests are not affected. Send "
+    "this one again; if it fails again, check the weights, or run the model with --dtype float32"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,6 +229,9 @@ class Engine:
     def _append(self, sequence: Sequence, sampled: Sampled) -> None:
         request = sequence.request
         token = sampled.token
+        if token == NO_TOKEN:
+            self._give_up(sequence)
+            return
         request.output.append(token)
         if request.constraint is not None:
             request.constraint.accept(token)
@@ -239,6 +250,16 @@ class Engine:
             self._end(sequence)
         logprobs = () if sampled.logprobs is None else (sampled.logprobs,)
         request.sink(Output(text, (token,), logprobs, reason))
+
+    def _give_up(self, sequence: Sequence) -> None:
+        """End a request for which the model gives no numbers; the others know nothing of it."""
+        request = sequence.request
+        sequence.unusable = True
+        self._end(sequence)
+        made = len(request.output)
+        logger.error("request %d: logits that are not finite after %d tokens", request.id, made)
+        text = sequence.assembler.finish()
+        request.sink(Output(text, (), finish_reason=FinishReason.ERROR, error=UNUSABLE.format(made=made)))
 
     def _drop(self, request: Request) -> None:
         """Cancel a request that is known and has not ended."""

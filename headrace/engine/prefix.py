@@ -121,6 +121,15 @@ class PrefixCache:
             self._touch(each, stamp)
         self._compact()
 
+    def forget(self, node: Node) -> None:
+        """Drop `node` and what is above it, as far as no two sequences own these blocks."""
+        while node.parent is not None and not node.detached and not node.children:
+            parent = node.parent
+            if self._full.owners(node.block) > 2:
+                return
+            self._drop(node)
+            node = parent
+
     def make_room(self, group: KVGroup, count: int) -> bool:
         """Evict until `count` blocks of the group are free. False if what is left is in use."""
         if group is KVGroup.FULL:

@@ -183,11 +183,14 @@ class Scheduler:
 
     def _leave(self, sequence: Sequence) -> None:
         """Take a sequence off the running list; its slot and blocks are free from here on, or cached."""
-        self._remember(sequence)
-        self.blocks.keep_tail(sequence.blocks)
         self.running.remove(sequence)
         heapq.heappush(self._free_slots, sequence.slot)
         sequence.slot = NO_SLOT
+        if sequence.unusable:
+            self.blocks.forget(sequence.blocks)
+        else:
+            self._remember(sequence)
+            self.blocks.keep_tail(sequence.blocks)
         self.blocks.release(sequence.blocks)
 
     def reclaim(self) -> None:

@@ -18,7 +18,7 @@ class Sequence:
 
     `computed` counts the leading tokens whose KV is in the cache. A sequence decodes when that is all but the
     last one; before, it is being prefilled. `slot` numbers it among the running ones. `tail_at` is the
-    position of the last tail that it left to the prefix cache.
+    position of the last tail that it left to the prefix cache. The KV of an `unusable` one may be no numbers.
     """
 
     request: Request
@@ -28,6 +28,7 @@ class Sequence:
     tail_at: int = 0
     slot: int = NO_SLOT
     ended: bool = False
+    unusable: bool = False
 
     def row(self) -> DecodeRow:
         """The decode row that continues this sequence: its last token, at the first position without KV."""

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from headrace.kernel.build import build
 from headrace.kernel.device import Module
-from headrace.kernel.records import ABSENT, HOST_LINK, NO_TOKEN, PARAMS, ROW_INPUT
+from headrace.kernel.records import ABSENT, HOST_LINK, PARAMS, ROW_INPUT
 from headrace.kernel.variant import variant_of
 from headrace.kernel.watchdog import explain
 from headrace.model.config import KVGroup
@@ -103,7 +103,7 @@ class Launcher:
     ) -> Iterator[list[int | None]]:
         """Up to `steps` steps, one item each: every row's token, None for a row that is absent or has ended.
 
-        Raises WatchdogError if the kernel gave up, and FloatingPointError if a row's logits are not finite.
+        NO_TOKEN ends a row whose logits are not finite. Raises WatchdogError if the kernel gave up.
         """
         self._start(rows, steps)
         told = 0
@@ -128,13 +128,7 @@ class Launcher:
             self._check()
 
     def _row_tokens(self, step: int, count: int) -> list[int | None]:
-        made = self._tokens[step, :count].tolist()
-        for row, token in enumerate(made):
-            if token == NO_TOKEN:
-                raise FloatingPointError(
-                    f"row {row}: its largest logit is not finite; the model's output is unusable"
-                )
-        return [None if token == ABSENT else token for token in made]
+        return [None if token == ABSENT else token for token in self._tokens[step, :count].tolist()]
 
     def _start(self, rows: Sequence[LaunchRow | None], steps: int) -> None:
         if not 1 <= steps <= MAX_STEPS or not 1 <= len(rows) <= self.plan.sizes.rows:

@@ -63,7 +63,7 @@ PARAMS = np.dtype(
 )
 
 ABSENT = -2  # a token of the ring: the row had ended
-NO_TOKEN = -1  # a token of the ring: the row's logits were not finite
+# A token of the ring may also be NO_TOKEN of `headrace.model.sampler`, as in sampling.h.
 
 _TYPES = {"<i4": "int32_t", "<f4": "float", "<f8": "double", "<u8": "uint64_t", "<u4": "uint32_t"}
 

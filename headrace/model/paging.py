@@ -55,8 +55,13 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class GroupPlan:
-    """Where the tokens of a pass are written in a KV group, block and offset [tokens], and what they read."""
+    """Where the tokens of a pass are written in a KV group, block and offset [tokens], and what they read.
 
+    `begun` are the blocks that they begin and do not fill. The rest of these is masked, but 0 times
+    what is no number is none either, and a request that failed may have left that: so they are cleared first.
+    """
+
+    begun: Tensor
     write_blocks: Tensor
     write_offsets: Tensor
     singles: tuple[Singles, ...]
@@ -80,8 +85,10 @@ class PagedSpans:
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         plan = self.plans[self.groups[layer]]
-        self.cache.write(layer, plan.write_blocks, plan.write_offsets, k, v)
         pages = self.cache.pages[layer]
+        if len(plan.begun):
+            pages[plan.begun] = 0
+        self.cache.write(layer, plan.write_blocks, plan.write_offsets, k, v)
         out = torch.empty_like(q)
         for singles in plan.singles:
             out[singles.rows] = attend_singles(q[singles.rows], pages, singles)
@@ -94,6 +101,7 @@ def plan_group(
     spans: Sequence[Span], group: KVGroup, window: int | None, device: torch.device, flash: bool
 ) -> GroupPlan:
     """Work out reads and writes of one group. Raises ValueError if a table misses a visible block."""
+    begun: list[int] = []
     write_blocks: list[Tensor] = []
     singles: list[tuple[int, Span, list[int]]] = []
     chunks: list[Chunk] = []
@@ -104,6 +112,8 @@ def plan_group(
         positions = torch.arange(span.start, span.end)
         table = torch.tensor(blocks)
         write_blocks.append(table[positions // BLOCK_TOKENS - first])
+        if span.end % BLOCK_TOKENS and span.start <= (span.end - 1) // BLOCK_TOKENS * BLOCK_TOKENS:
+            begun.append(blocks[-1])
         if len(span.tokens) == 1:
             singles.append((row, span, blocks))
         else:
@@ -112,6 +122,7 @@ def plan_group(
         row += len(span.tokens)
     offsets = torch.cat([torch.arange(span.start, span.end) % BLOCK_TOKENS for span in spans])
     return GroupPlan(
+        torch.tensor(begun, dtype=torch.int64).to(device),
         torch.cat(write_blocks).to(device),
         offsets.to(device),
         tuple(plan_singles(batch, window, device) for batch in batches(singles)),

@@ -22,6 +22,8 @@ from headrace.model.constraint import Mask, forbidden
 from headrace.model.filters import kept, largest
 from headrace.model.sampling import SamplingParams, TokenLogprobs
 
+NO_TOKEN = -1
+
 # Float32 scores near the winner and float32 noise are each right to within 1e-5.
 _CONTENDER_MARGIN = 1e-4
 # A token this far below the most likely one cannot win even with the best noise against the worst.
@@ -54,7 +56,11 @@ class SampleRow:
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """The token taken, and its log-probabilities where `params.logprobs` asks for them."""
+    """The token taken, and its log-probabilities where `params.logprobs` asks for them.
+
+    The token is NO_TOKEN if the row's largest logit is not a finite number: then there is nothing to choose
+    from, and the row is over.
+    """
 
     token: int
     logprobs: TokenLogprobs | None = None
@@ -72,8 +78,8 @@ class _Contender:
 def sample(logits: Tensor, rows: Sequence[SampleRow]) -> list[Sampled]:
     """One token for every row of `logits`, float32 [rows, vocab], which stay as they are.
 
-    Raises FloatingPointError, naming the row, if its largest logit is not a finite number, and ValueError if
-    the logits do not fit the rows or the sampler.
+    A row whose largest logit is not a finite number gets NO_TOKEN, and the others theirs as if it was not
+    there. Raises ValueError if the logits do not fit the rows or the sampler.
     """
     if logits.dtype != torch.float32 or logits.dim() != 2 or len(logits) != len(rows):
         raise ValueError(
@@ -84,14 +90,16 @@ def sample(logits: Tensor, rows: Sequence[SampleRow]) -> list[Sampled]:
         return []
     adjusted = _adjusted(logits, rows)
     best, tokens = _best(adjusted)
-    drawn = [index for index, row in enumerate(rows) if not row.params.is_greedy]
+    drawn = [i for i, row in enumerate(rows) if not row.params.is_greedy and tokens[i] != NO_TOKEN]
     if drawn:
         subset = slice(None) if len(drawn) == len(rows) else drawn
         winners = _draw(adjusted[subset], best[subset], [rows[index] for index in drawn])
         for index, token in zip(drawn, winners, strict=True):
             tokens[index] = token
     return [
-        Sampled(token) if row.params.logprobs is None else _with_logprobs(raw, token, row.params.logprobs)
+        Sampled(token)
+        if row.params.logprobs is None or token == NO_TOKEN
+        else _with_logprobs(raw, token, row.params.logprobs)
         for raw, token, row in zip(logits, tokens, rows, strict=True)
     ]
 
@@ -145,18 +153,14 @@ def _ids(tokens: Sequence[int]) -> Tensor:
 
 
 def _best(logits: Tensor) -> tuple[Tensor, list[int]]:
-    """The largest logit of every row, [rows], and its lowest id."""
+    """The largest logit of every row, [rows], and its lowest id; NO_TOKEN if that logit is not finite."""
     if logits.device.type == "cpu":
         ids = torch.from_numpy(logits.detach().numpy().argmax(1))  # NumPy's takes the first of equals
     else:
         ids = _lowest_argmax(logits)
     best = logits.gather(1, ids.unsqueeze(1)).squeeze(1)
-    for index, value in enumerate(best.tolist()):
-        if not math.isfinite(value):
-            raise FloatingPointError(
-                f"row {index}: its largest logit is {value}; the model's output is unusable"
-            )
-    return best, ids.tolist()
+    pairs = zip(best.tolist(), ids.tolist(), strict=True)
+    return best, [token if math.isfinite(value) else NO_TOKEN for value, token in pairs]
 
 
 def _lowest_argmax(logits: Tensor) -> Tensor:

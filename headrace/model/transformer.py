@@ -61,7 +61,7 @@ class Model(nn.Module):
         """Hidden states after the last norm, [tokens, hidden], of the tokens of `spans` laid end to end.
 
         Writes K and V of these tokens into the cache and reads the visible past from it. Positions of visible
-        blocks that no token has written yet are masked, but must hold finite numbers.
+        blocks that no token has written yet are masked; a block is cleared when its first token is written.
 
         Raises ValueError if a span's tables miss a block that it needs.
         """

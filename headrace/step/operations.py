@@ -131,7 +131,8 @@ SAMPLE_COMMIT
     had none). Updates its own ROW_STATE: token, position + 1, made + 1; a row that met one of its stop
     tokens or its length becomes inactive; the step is the last if no row is active or the stop flag is set.
     Clears share SHARE of HISTOGRAM (rows of 256 bins: `division.share_of`). WRITER appends tokens and
-    log-probabilities to TOKEN_RING. Makes all of this SM's writes of the step visible to every SM (its KV
+    log-probabilities to TOKEN_RING; for a row whose largest adjusted logit is not finite, which ends, the
+    token is -1. Makes all of this SM's writes of the step visible to every SM (its KV
     pages above all). Signals 1.
     Several rows of one slot (a draft being verified, a piece of a prompt): one step a launch, and what
     becomes of their tokens is the host's to say.

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.model import filters, philox, sampler
-from headrace.model.sampler import Sampled, SampleRow, _lowest_argmax, sample
+from headrace.model.sampler import NO_TOKEN, Sampled, SampleRow, _lowest_argmax, sample
 from headrace.model.sampling import SamplingParams
 from tests.model.slow_sampler import GREEDY, row, slow_sample, tokens_of
 
@@ -230,13 +230,16 @@ def test_a_masked_token_is_never_taken() -> None:
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 @pytest.mark.parametrize("params", [GREEDY, SamplingParams(), SamplingParams(top_k=3)])
-def test_unusable_logits_are_an_error(value: float, params: SamplingParams) -> None:
-    logits = torch.zeros(3, 40)
+def test_unusable_logits_give_no_token_and_leave_the_other_rows_theirs(
+    value: float, params: SamplingParams
+) -> None:
+    logits = torch.randn(3, 40, generator=torch.Generator().manual_seed(0))
+    others = [row(params, seed=1), row(params, seed=2)]
+    expected = sample(logits[[0, 2]], others)
     logits[1, 30] = value
-    with pytest.raises(FloatingPointError, match="row 1"):
-        sample(logits, [row(params)] * 3)
-    with pytest.raises(FloatingPointError, match="row 0"):
-        sample(torch.full((1, 4), -math.inf), [row(params)])
+    asking = row(replace(params, logprobs=2))
+    assert sample(logits, [others[0], asking, others[1]]) == [expected[0], Sampled(NO_TOKEN), expected[1]]
+    assert sample(torch.full((1, 4), -math.inf), [row(params)]) == [Sampled(NO_TOKEN)]
 
 
 @pytest.mark.parametrize("logits", [torch.zeros(2, 4).double(), torch.zeros(3, 4), torch.zeros(2)])

@@ -6,6 +6,7 @@ What the backend says depends on words in the prompt, so that a test can ask for
     "endless"     says "a" until it is stopped, slowly
     "no end"      says "a" until it is stopped, fast
     "seed"        says the request's seed
+    "spoilt"      says "a" twice and then gives no numbers
     "crash"       the backend raises, which ends the engine
     otherwise     says REPLY
 
@@ -36,7 +37,7 @@ from headrace.model.batch import Span
 from headrace.model.config import DenseMLP, KVGroup, LayerConfig, ModelConfig, Norm, Rope
 from headrace.model.constraint import forbidden
 from headrace.model.kv import blocks_for
-from headrace.model.sampler import Sampled
+from headrace.model.sampler import NO_TOKEN, Sampled
 from headrace.model.sampling import TokenLogprobs
 from headrace.model.tokenizer import Tokenizer
 from headrace.server.app import Server, ServerOptions, bind, create_app
@@ -63,6 +64,7 @@ class ScriptedBackend:
         self._taken: dict[int, Sequence[int]] = {}
         self._tokenizer = tokenizer
         self._endless = tokenizer.encode("a") * CONTEXT
+        self._spoilt = tokenizer.encode("a") * CONTEXT
         self._end = tokenizer.eos_token_ids[0]
 
     def prepare(self) -> None:
@@ -99,6 +101,8 @@ class ScriptedBackend:
         prompt = self._tokenizer.decode(row.prompt)
         if "crash" in prompt:
             raise RuntimeError("the script says so")
+        if "spoilt" in prompt:
+            return self._spoilt
         if "endless" in prompt:
             return self._endless
         if "no end" in prompt:
@@ -121,6 +125,8 @@ class ScriptedBackend:
 
     def _sampled(self, row: DecodeRow, script: Sequence[int]) -> Sampled:
         position = len(row.output)
+        if script is self._spoilt and position == 2:
+            return Sampled(NO_TOKEN)
         token = script[position] if position < len(script) else self._end
         mask = None if row.constraint is None else row.constraint.mask()
         if mask is not None and (banned := forbidden(mask, self._tokenizer.vocab_size))[token]:

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.model.kv import BlockTables
+from headrace.model.sampler import NO_TOKEN
 from headrace.model.sampling import SamplingParams
 
 NO_STOPS: frozenset[int] = frozenset()
@@ -55,7 +56,7 @@ class RowState:
         self.made.append(token)
         self.token = token
         self.position += 1
-        if len(self.made) >= self.row.max_tokens or token in self.row.stop_token_ids:
+        if token == NO_TOKEN or len(self.made) >= self.row.max_tokens or token in self.row.stop_token_ids:
             self.active = False
 
 

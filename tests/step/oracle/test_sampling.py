@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from headrace.model.config import ModelConfig
+from headrace.model.sampler import NO_TOKEN, Sampled
 from headrace.model.sampling import SamplingParams
 from headrace.step.isa import Buffer
 from headrace.step.oracle.order import RandomOrder
@@ -152,12 +153,24 @@ def test_draws_differ_by_seed_and_position() -> None:
     assert len(set(agree(world, rows, sms=2))) > 8
 
 
-def test_logits_that_are_no_numbers_are_an_error() -> None:
+@pytest.mark.parametrize("name", ["greedy", "plain", "all three", "logprobs"])
+@pytest.mark.parametrize("cause", ["not a number", "nothing allowed"])
+def test_a_row_whose_logits_are_no_numbers_ends_alone(name: str, cause: str) -> None:
     config = shallow(seed=2)
-    model_of(config).get_parameter("head.weight")[7] = torch.nan
-    world = World(config, [10])
-    with pytest.raises(FloatingPointError, match="row 0"):
-        list(world.oracle(rows=1, sms=3).launch(world.rows(), 1))
+    model_of(config).get_parameter("embed.weight")[7] = torch.nan
+    good, bad = (
+        sequence.row(slot, PARAMS[name], seed=slot)
+        for slot, sequence in enumerate(World(config, [30, 31]).sequences)
+    )
+    good = replace(good, token=9)
+    if cause == "not a number":
+        bad = replace(bad, token=7)
+    else:
+        bad = replace(bad, token=9, allowed=np.zeros(VOCABULARY, dtype=np.bool_))
+    alone = list(World(config, [30, 31]).oracle(rows=1, sms=3).launch([good], 3))
+    made = list(World(config, [30, 31]).oracle(rows=2, sms=3).launch([good, bad], 3))
+    assert [step[0] for step in made] == [step[0] for step in alone]
+    assert [step[1] for step in made] == [Sampled(NO_TOKEN), None, None]
 
 
 def test_unneeded_rounds_leave_their_buffers_alone() -> None:

@@ -41,7 +41,8 @@ def sample_commit(task: Task) -> None:
 def reduced(task: Task, row: int, candidates: Array, logprobs: int | None) -> Sampled:
     """The token of a row, with log-probabilities where asked."""
     stats = read_stats(task, row)
-    best_of(stats, row)
+    if best_of(stats)[1] == NO_TOKEN:
+        return Sampled(NO_TOKEN)
     values = np.where(candidates["token"] == NO_TOKEN, -math.inf, candidates["value"])
     winner = candidates[int(values.argmax())]
     token = int(winner["token"])

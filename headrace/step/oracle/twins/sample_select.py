@@ -10,7 +10,7 @@ from headrace.step.oracle.clocks import Target
 from headrace.step.oracle.core import Task
 from headrace.step.oracle.errors import HazardError
 from headrace.step.oracle.selection import Border, Selection
-from headrace.step.oracle.twins.sample_stats import best_of, read_stats
+from headrace.step.oracle.twins.sample_stats import NO_TOKEN, best_of, read_stats
 
 TOP_K, TOP_P = 0, 1  # the first index of TIES
 
@@ -47,7 +47,10 @@ def scored(task: Task, row: int, params: SamplingParams) -> Selection:
     """The SM's selection of a row, its scores worked out."""
     selection = task.core.selections[row]
     if selection.scores is None:
-        best, _ = best_of(read_stats(task, row), row)
+        best, token = best_of(read_stats(task, row))
+        if token == NO_TOKEN:  # the row ends here: what it draws is thrown away, and must only be a number
+            selection.adjusted = np.zeros_like(selection.adjusted)
+            best = np.float32(0)
         selection.score(best, params.temperature)
     return selection
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
+from headrace.model.sampler import NO_TOKEN
 from headrace.step.buffers import STAT
 from headrace.step.isa import TILE_ROWS, Buffer, Field
 from headrace.step.oracle.arithmetic import Floats
 from headrace.step.oracle.core import Task
 from headrace.step.oracle.memory import Array
 from headrace.step.oracle.selection import Selection, adjusted
-
-NO_TOKEN = -1
 
 
 def sample_stats(task: Task) -> None:
@@ -51,12 +50,9 @@ def read_stats(task: Task, row: int) -> Array:
     return np.ascontiguousarray(words).view(STAT)[:, 0]
 
 
-def best_of(stats: Array, row: int) -> tuple[np.float32, int]:
-    """The largest adjusted logit and its lowest token. Raises FloatingPointError if it is not a number."""
+def best_of(stats: Array) -> tuple[np.float32, int]:
+    """The largest adjusted logit and its lowest token; NO_TOKEN if that logit is not a finite number."""
     values = stats["best"]
     place = int(values.argmax())
-    if not np.isfinite(values[place]):
-        raise FloatingPointError(
-            f"row {row}: its largest logit is {values[place]}; the model's output is unusable"
-        )
-    return np.float32(values[place]), int(stats["token"][place])
+    token = int(stats["token"][place]) if np.isfinite(values[place]) else NO_TOKEN
+    return np.float32(values[place]), token
