@@ -91,9 +91,12 @@ class LLM:
             synthetic=synthetic,
             device=device,
             dtype=dtype,
+            options=engine_options,
             progress=progress,
         )
-        engine = AsyncEngine(build_engine(loaded.model, loaded.tokenizer, engine_options))
+        engine = AsyncEngine(
+            build_engine(loaded.model, loaded.tokenizer, engine_options, weights=loaded.weights)
+        )
         engine.start()
         self._attach(loaded, engine)
 

@@ -8,11 +8,16 @@ from pathlib import Path
 
 import torch
 
-from headrace.model.checkpoint import load_model
+from headrace.engine.decode import choose_decode
+from headrace.engine.options import EngineOptions
+from headrace.model.checkpoint import load_model, read_config
+from headrace.model.config import ModelConfig
 from headrace.model.progress import Progress
-from headrace.model.synthetic import synthetic_model
+from headrace.model.synthetic import preset, synthetic_model
 from headrace.model.tokenizer import Tokenizer
 from headrace.model.transformer import Model
+from headrace.step.pack import PackedWeights, pack_checkpoint, pack_synthetic
+from headrace.step.packed_model import packed_model
 
 BUILT_IN = ("smollm2", "north-micro")
 
@@ -23,11 +28,15 @@ class SourceError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A model with its tokenizer, and the name under which it is served."""
+    """A model with its tokenizer, and the name under which it is served.
+
+    `weights` are the pages that the model reads, if it was loaded for the decode kernel.
+    """
 
     name: str
     model: Model
     tokenizer: Tokenizer
+    weights: PackedWeights | None = None
 
 
 def resolve(source: str) -> Path:
@@ -54,30 +63,63 @@ def load(
     synthetic: str | None = None,
     device: str = "auto",
     dtype: str = "auto",
+    options: EngineOptions | None = None,
     progress: Progress | None = None,
 ) -> Loaded:
     """Load the checkpoint at `source`, or make the synthetic model called `synthetic` (one of the two).
 
+    For an engine with `options` under which the kernel decodes, the weights are packed as they are read: one
+    copy of them serves kernel and prompts. Without `options` the model is a plain one.
+
     `device` is auto (CUDA if there is one), cpu or cuda. `dtype` is auto, bfloat16 or float32; auto is
     bfloat16 on a GPU and float32 on a CPU.
 
-    Raises SourceError, or CheckpointError for a checkpoint that cannot be used.
+    Raises SourceError, CheckpointError for a checkpoint that cannot be used, or OptionError.
     """
     if (source is None) == (synthetic is None):
         raise SourceError("give either a model or --synthetic NAME, not both and not neither")
     target = choose_device(device)
     precision = choose_dtype(dtype, target)
     if synthetic is not None:
-        model = synthetic_model(synthetic, device=target, dtype=precision, progress=progress)
-        return Loaded(synthetic, model, Tokenizer.synthetic(model.config.vocab_size))
+        made = _make(preset(synthetic), target, precision, options, progress)
+        return Loaded(synthetic, made[0], Tokenizer.synthetic(made[0].config.vocab_size), made[1])
     assert source is not None
     path = resolve(source)
     tokenizer = Tokenizer.from_pretrained(path)
-    return Loaded(
-        _served_name(source, path),
-        load_model(path, device=target, dtype=precision, progress=progress),
-        tokenizer,
-    )
+    model, weights = _read(path, target, precision, options, progress)
+    return Loaded(_served_name(source, path), model, tokenizer, weights)
+
+
+def _make(
+    config: ModelConfig,
+    device: torch.device,
+    dtype: torch.dtype,
+    options: EngineOptions | None,
+    progress: Progress | None,
+) -> tuple[Model, PackedWeights | None]:
+    if not _is_packed(config, device, dtype, options):
+        return synthetic_model(config, device=device, dtype=dtype, progress=progress), None
+    weights = pack_synthetic(config, device=device, dtype=dtype, progress=progress)
+    return packed_model(weights), weights
+
+
+def _read(
+    path: Path,
+    device: torch.device,
+    dtype: torch.dtype,
+    options: EngineOptions | None,
+    progress: Progress | None,
+) -> tuple[Model, PackedWeights | None]:
+    if not _is_packed(read_config(path), device, dtype, options):
+        return load_model(path, device=device, dtype=dtype, progress=progress), None
+    weights = pack_checkpoint(path, device=device, dtype=dtype, progress=progress)
+    return packed_model(weights), weights
+
+
+def _is_packed(
+    config: ModelConfig, device: torch.device, dtype: torch.dtype, options: EngineOptions | None
+) -> bool:
+    return options is not None and choose_decode(options, config, device=device, dtype=dtype) == "kernel"
 
 
 def choose_device(name: str) -> torch.device:

@@ -68,7 +68,7 @@ def _local(model: ModelFlags, engine: EngineFlags, sampling: SamplingFlags) -> I
     from headrace.llm import LLM
 
     options, params = engine.options(), sampling.params()
-    loaded = model.load()
+    loaded = model.load(options)
     with LLM.over(loaded, engine.build(loaded, options)) as llm:
         console.err.print(f"[dim]{loaded.name}. {_HELP}.[/]")
         yield lambda messages: _pieces(llm, messages, params)

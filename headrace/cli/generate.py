@@ -41,7 +41,7 @@ def generate(
     text = sys.stdin.read() if prompt is None else prompt
     if not text:
         raise console.RefusedError("the prompt is empty: give it as an argument or on standard input")
-    loaded = model.load()
+    loaded = model.load(options)
     with LLM.over(loaded, engine.build(loaded, options)) as llm:
         start, tokens = time.monotonic(), 0
         for output in llm.stream([{"role": "user", "content": text}] if chat else text, params):

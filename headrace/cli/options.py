@@ -57,8 +57,8 @@ class ModelFlags:
         ),
     ] = "auto"
 
-    def load(self) -> Loaded:
-        """The model, with progress bars while it loads."""
+    def load(self, options: EngineOptions) -> Loaded:
+        """The model for an engine with `options`, with progress bars while it loads."""
         from headrace.load import load
 
         with progress_bars() as bars:
@@ -67,6 +67,7 @@ class ModelFlags:
                 synthetic=self.synthetic,
                 device=self.device,
                 dtype=self.dtype,
+                options=options,
                 progress=bars,
             )
 
@@ -122,7 +123,7 @@ class EngineFlags:
         from headrace.engine.async_engine import AsyncEngine
         from headrace.engine.build import build_engine
 
-        core = build_engine(loaded.model, loaded.tokenizer, options, say=err.print)
+        core = build_engine(loaded.model, loaded.tokenizer, options, weights=loaded.weights, say=err.print)
         engine = AsyncEngine(core)
         engine.start()
         return engine
@@ -227,13 +228,14 @@ def _refusals() -> tuple[type[Exception], ...]:
     import sys
 
     places = {
+        "headrace.bench.compare": ("ResultsError",),
+        "headrace.bench.decode": ("BenchError",),
+        "headrace.bench.points": ("PointError",),
         "headrace.cli.console": ("RefusedError",),
         "headrace.client": ("ServerError",),
         "headrace.engine.options": ("OptionError",),
         "headrace.engine.request": ("EngineError",),
         "headrace.llm": ("GenerationError",),
-        "headrace.kernel.build": ("BuildError",),
-        "headrace.kernel.device": ("DeviceError",),
         "headrace.load": ("SourceError",),
         "headrace.model.config": ("ConfigError",),
         "headrace.model.errors": ("CheckpointError",),

@@ -76,7 +76,7 @@ def serve(model: ModelFlags, engine: EngineFlags, listen: ListenFlags) -> None:
     options = engine.options()
     server_options = listen.options()
     with contextlib.closing(bind(server_options)) as socket:
-        loaded = model.load()
+        loaded = model.load(options)
         with contextlib.closing(engine.build(loaded, options)) as core:
             app = create_app(loaded, core, server_options)
             name = listen.served_name or loaded.name

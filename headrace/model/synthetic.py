@@ -8,6 +8,7 @@ by the square root of their number (as in GPT-2). Logits have a standard deviati
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor
@@ -45,16 +46,36 @@ def synthetic_model(
     """
     config = preset(shape) if isinstance(shape, str) else shape
     model = build_model(config, device=device, dtype=dtype)
-    parameters = dict(model.named_parameters())
-    total = sum(parameter.nbytes for parameter in parameters.values())
-    generator = torch.Generator(device=model.device)
-    with tracked(progress, "Making weights", total) as advance:
-        for index, (name, parameter) in enumerate(parameters.items()):
-            # A seed for each parameter, so that none depends on the sizes of those before it.
-            generator.manual_seed(seed * len(parameters) + index)
-            initialize(name, parameter, config, generator)
-            advance(parameter.nbytes)
+    places = dict(model.named_parameters())
+    drawn = synthetic_parameters(
+        config, seed=seed, device=device, dtype=dtype, progress=progress, places=places
+    )
+    for _ in drawn:
+        pass
     return model
+
+
+@torch.no_grad()
+def synthetic_parameters(
+    config: ModelConfig,
+    *,
+    seed: int = 0,
+    device: torch.device | str,
+    dtype: torch.dtype,
+    progress: Progress | None = None,
+    places: Mapping[str, Tensor] | None = None,
+) -> Iterator[tuple[str, Tensor]]:
+    """The parameters of `synthetic_model` one by one, drawn in `places` or each in memory of its own."""
+    shapes = dict(build_model(config, device="meta", dtype=dtype).named_parameters())
+    generator = torch.Generator(device=device)
+    with tracked(progress, "Making weights", sum(shape.nbytes for shape in shapes.values())) as advance:
+        for index, (name, shape) in enumerate(shapes.items()):
+            # A seed for each parameter, so that none depends on the sizes of those before it.
+            generator.manual_seed(seed * len(shapes) + index)
+            values = places[name] if places is not None else torch.empty_like(shape, device=device)
+            initialize(name, values, config, generator)
+            yield name, values
+            advance(values.nbytes)
 
 
 def initialize(name: str, parameter: Tensor, config: ModelConfig, generator: torch.Generator) -> None:

@@ -49,12 +49,12 @@ class Model(nn.Module):
     @property
     def device(self) -> torch.device:
         """Where the weights are."""
-        return self.embed.weight.device
+        return self.norm.weight.device
 
     @property
     def dtype(self) -> torch.dtype:
         """The type of the weights and activations."""
-        return self.embed.weight.dtype
+        return self.norm.weight.dtype
 
     @torch.no_grad()
     def forward(self, spans: Sequence[Span], cache: KVCache) -> Tensor:

@@ -13,10 +13,16 @@ from headrace.model.checkpoint import CheckpointError, TensorSource, open_checkp
 from headrace.model.config import ModelConfig
 from headrace.model.names import HEAD, StoredTensor
 from headrace.model.progress import Progress, tracked
+from headrace.model.synthetic import synthetic_parameters
 from headrace.model.transformer import Model
-from headrace.step.layout import UNIT_ELEMENTS, Place, places
+from headrace.step.isa import TILE_ROWS
+from headrace.step.layout import UNIT_ELEMENTS, Place, places, rows_of
 from headrace.step.sizes import check_model
-from headrace.step.weights import WeightMap, weight_map
+from headrace.step.weights import Kind, WeightMap, weight_map
+
+# Bits are copied 16 bytes at a time, for which this type stands: a copy of elements would move 2 at a time.
+_CHUNK = torch.complex128
+_ROWS = {"embed.weight": Kind.EMBEDDING, "head.weight": Kind.HEAD}
 
 
 class PackedWeights:
@@ -65,6 +71,17 @@ class PackedWeights:
             return self.norms[self._norms[parameter]].clone()
         return torch.cat([place.unpack() for place in self._places[parameter]], dim=-2)
 
+    def unpack(self, parameter: str, out: Tensor) -> None:
+        """Copy a matrix, or those of all experts, to `out`, which has its shape and the array's type."""
+        for place in self._places[parameter]:
+            target = place.natural(out[..., place.rows, :])
+            target.view(_CHUNK).copy_(place.stored.view(_CHUNK))
+
+    def rows(self, parameter: str, ids: Tensor) -> Tensor:
+        """The rows `ids` [...] of an embedding or head, a copy [..., hidden]."""
+        stored = rows_of(self.data, self.map.get(_ROWS[parameter]))[0]
+        return stored[ids // TILE_ROWS, ids % TILE_ROWS].flatten(-2)
+
 
 @torch.no_grad()
 def pack_model(
@@ -79,6 +96,27 @@ def pack_model(
         for name, values in parameters.items():
             packed.put(name, values)
             advance(values.nbytes)
+    return packed
+
+
+@torch.no_grad()
+def pack_synthetic(
+    config: ModelConfig,
+    *,
+    seed: int = 0,
+    device: torch.device | str,
+    dtype: torch.dtype,
+    progress: Progress | None = None,
+) -> PackedWeights:
+    """The pages of `synthetic_model` with the same seed; no more than one parameter lies beside them.
+
+    Raises PlanError for a model that has no plan.
+    """
+    packed = PackedWeights(config, device=device, dtype=dtype)
+    for name, values in synthetic_parameters(
+        config, seed=seed, device=device, dtype=dtype, progress=progress
+    ):
+        packed.put(name, values)
     return packed
 
 
