@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from headrace import __version__
+from headrace.cli.bench import bench_app
 from headrace.cli.chat import chat
 from headrace.cli.console import out
 from headrace.cli.generate import generate
@@ -25,6 +26,7 @@ app = typer.Typer(
 for each in (serve, chat, generate, info):
     command(app)(each)
 app.add_typer(plan_app, name="plan")
+app.add_typer(bench_app, name="bench")
 
 
 def _print_version(asked: bool) -> None:

@@ -1,0 +1,1 @@
+"""Measurements of speed, their results as files, and comparisons of them."""

@@ -1,0 +1,45 @@
+"""Both sides of a comparison in one file, with a script in vLLM's place."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from headrace.bench.points import parse_point
+from tests.bench.test_compare import OURS, RUN, saved
+from tools.bench_against_vllm import join, report, run_vllm, vllm_command
+
+
+def test_the_command_gets_the_points_that_vllm_can_measure(tmp_path: Path) -> None:
+    points = [parse_point(name) for name in ("1x8K", "2x8K", "8x1K..64K", "1x256K")]
+    command = vllm_command("bench --decode {decode} --out={out} 'a b'", points, tmp_path, longest=131072)
+    assert command == ["bench", "--decode", "1:8192,2:8192", f"--out={tmp_path}", "a b"]
+
+
+def test_its_environment_and_its_failures(tmp_path: Path) -> None:
+    program = "import os, sys; sys.exit(int(os.environ['CODE']))"
+    assert run_vllm([sys.executable, "-c", program], ["CODE=0"], timeout=60) == ""
+    assert "ended with 3" in run_vllm([sys.executable, "-c", program], ["CODE=3"], timeout=60)
+    assert "no-such-program" in run_vllm([str(tmp_path / "no-such-program")], [], timeout=60)
+    assert "timed out" in run_vllm([sys.executable, "-c", "import time; time.sleep(60)"], [], timeout=0.3)
+
+
+def test_results_are_joined(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    points = [point | {"vllm_tokens_per_s": None} for point in OURS["points"]]
+    ours, theirs = (
+        saved(tmp_path, OURS | {"points": points}, "ours.json"),
+        saved(tmp_path, RUN, "theirs.json"),
+    )
+    join(ours, tmp_path / "there-is-none.json", "the command")
+    assert json.loads(ours.read_text())["points"] == points
+    join(ours, theirs, "the command")
+    joined = json.loads(ours.read_text())
+    assert joined["command"] == "the command"
+    assert joined["versions"] == {"vllm": "0.24.0"}
+    assert [point["vllm_tokens_per_s"] for point in joined["points"]] == [200.0, None]
+    assert report(ours, "") == 0
+    assert "ratio 2.50" in capsys.readouterr().out
+    assert report(ours, "it failed") == 1
