@@ -17,6 +17,7 @@
 #include "ops/sample_pick.h"
 #include "ops/sample_select.h"
 #include "ops/sample_stats.h"
+#include "route.h"
 
 __device__ __forceinline__ void run_task(Consumer& c, const TaskSlot& slot) {
   const isa::Descriptor& task = slot.task;
@@ -25,7 +26,6 @@ __device__ __forceinline__ void run_task(Consumer& c, const TaskSlot& slot) {
     case isa::Opcode::ROUTER: return router(c, task);
     case isa::Opcode::QKV_PROJ: return qkv_proj(c, task);
     case isa::Opcode::ATTENTION: return attention(c, task);
-    case isa::Opcode::ATTENTION_MERGE: return attention_merge(c, task);
     case isa::Opcode::O_PROJ: return o_proj(c, task);
     case isa::Opcode::EXPERT_UP: return expert_up(c, slot);
     case isa::Opcode::EXPERT_DOWN: return expert_down(c, task);
@@ -64,11 +64,14 @@ __device__ __forceinline__ void begin(Shared& s, const Params& p) {
     for (int n = 0; n < isa::TASK_SLOTS; n++)
       ptx::barrier_init(&s.task_full[n], 1), ptx::barrier_init(&s.task_empty[n], CONSUMER_WARPS);
     for (int n = 0; n < MESSAGES; n++) ptx::barrier_init(&s.message_full[n], 1), ptx::barrier_init(&s.message_empty[n], 1);
+    for (int n = 0; n < TILE_GROUPS * 2; n++)
+      ptx::barrier_init(&s.sums_full[0][0] + n, TILE_WARPS), ptx::barrier_init(&s.sums_empty[0][0] + n, 1);
+    ptx::barrier_init(&s.route_full, 1);
     ptx::barrier_inits_done();
     s.ended = s.aborted = 0;
     s.experts_read = 0;
     s.epoch = p.epoch + 1;
-    s.filler = {0, 0, 0, 1, 0, 0, p.epoch};  // an empty ring passes for one that has been freed
+    s.filler = {0, 0, 0, 1, 0, 0, 0, p.epoch};  // an empty ring passes for one that has been freed
     for (int row = 0; row < ROWS; row++) {
       const variant::RowInput& input = p.rows[row];
       s.rows.active[row] = input.active;
@@ -79,6 +82,8 @@ __device__ __forceinline__ void begin(Shared& s, const Params& p) {
     }
     find_first_new(s.rows);
   }
+  __syncthreads();
+  if (threadIdx.x < isa::WARP) cut_rows(s, threadIdx.x);
   __syncthreads();
 }
 
@@ -94,6 +99,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) decode(const __grid_con
     const int warp = threadIdx.x >> 5;
     if (warp == LOADER_WARP)
       load(s, p);
+    else if (warp == ROUTER_WARP && sizes::EXPERTS > 0)
+      route(s, p);
+    else if (warp == MERGER_WARP)
+      merge(s, p);
     else if (threadIdx.x == PUBLISHER_WARP * 32)
       publish(s, p);
   } else {

@@ -84,8 +84,9 @@ struct Sums {
 
 // Multiply 8 rows of weights, whose pages are the next in the ring.
 template <int K>
-__device__ __forceinline__ void multiply(Consumer& c, RingPlace& ring, const Activations<K>& a, Sums& sums) {
+__device__ __forceinline__ Sums multiply(Consumer& c, RingPlace& ring, const Activations<K>& a) {
   using C = Columns<K>;
+  Sums sums;
 #pragma unroll
   for (int n = 0; n < Sums::EIGHTS * Sums::PARTS * 2 * 4; n++) (&sums.value[0][0][0][0])[n] = 0;
 #pragma unroll
@@ -113,6 +114,7 @@ __device__ __forceinline__ void multiply(Consumer& c, RingPlace& ring, const Act
     }
     ring.advance(1);
   }
+  return sums;
 }
 
 // The results of a tile in the warp that finishes it. Lane 4g + c has outputs 2c and 2c + 1 of row g, and of row
@@ -122,45 +124,65 @@ struct Results {
   float2 value[HALVES][Sums::EIGHTS];
 };
 
-// Add up a tile's sums across its warps, in the order above. For all its warps; true for the one that finishes it.
+// A lane's part of a tile, before it is added to the other warps': it has row g of the weights, and rows 2c and 2c + 1 of
+// the activations.
+struct Part {
+  float2 value[Sums::EIGHTS][Sums::PARTS];
+
+  Part() = default;
+  __device__ __forceinline__ explicit Part(const Sums& sums) {
+#pragma unroll
+    for (int n = 0; n < Sums::EIGHTS; n++)
+#pragma unroll
+      for (int part = 0; part < Sums::PARTS; part++) {
+        const auto& v = sums.value[n][part];
+        value[n][part] = make_float2(v[0][0] + v[1][2], v[0][1] + v[1][3]);
+      }
+  }
+};
+
+// Add up a tile's parts across its warps, in the order above. For all its warps; true for the one that finishes it, which
+// takes turns. The others leave their parts in one of two buffers and go on: they wait only for a buffer whose last
+// reader is late.
 template <int HALVES>
-__device__ __forceinline__ bool add_up(Consumer& c, const Sums (&sums)[HALVES], Results<HALVES>& results) {
-  auto& buffer = c.s.sums[c.turn & 1];
+__device__ __forceinline__ bool add_up(Consumer& c, const Part (&parts)[HALVES], Results<HALVES>& results) {
+  const int which = c.turn & 1;
+  const uint32_t parity = c.turn / 2 & 1;
+  auto& buffer = c.s.sums[which];
+  wait_barrier(c.s, c.p, &c.s.sums_empty[c.group()][which], parity ^ 1, c.site(), Waited::SUMS_EMPTY, which);
 #pragma unroll
   for (int n = 0; n < HALVES * Sums::EIGHTS; n++) {
-    // This lane has row g of the weights, and of the activations rows 2c and 2c + 1.
-    float2 sum[Sums::PARTS];
-#pragma unroll
-    for (int part = 0; part < Sums::PARTS; part++) {
-      const auto& v = sums[n / Sums::EIGHTS].value[n % Sums::EIGHTS][part];
-      sum[part] = make_float2(v[0][0] + v[1][2], v[0][1] + v[1][3]);
-    }
-    if constexpr (Sums::PARTS == 2) sum[0] = make_float2(sum[0].x + sum[1].x, sum[0].y + sum[1].y);
-    *reinterpret_cast<float2*>(&buffer[c.warp()][n][c.lane() * 2]) = sum[0];
+    const auto& v = parts[n / Sums::EIGHTS].value[n % Sums::EIGHTS];
+    float2 sum = v[0];
+    if constexpr (Sums::PARTS == 2) sum = make_float2(sum.x + v[1].x, sum.y + v[1].y);
+    *reinterpret_cast<float2*>(&buffer[c.warp()][n][c.lane() * 2]) = sum;
   }
-  c.meet_tile();
+  __syncwarp();
+  if (c.lane() == 0) ptx::barrier_arrive(&c.s.sums_full[c.group()][which], 1);
   const bool mine = c.finishes();
-  if (mine) {
-    const int first = c.warp() - c.part(), row = c.lane() >> 2, output = (c.lane() & 3) * 2;
-#pragma unroll
-    for (int n = 0; n < HALVES * Sums::EIGHTS; n++) {
-      float total[2];
-#pragma unroll
-      for (int e = 0; e < 2; e++) {
-        const int at = (output + e) * 8 + row;
-        float q[4];
-#pragma unroll
-        for (int w = 0; w < 4; w++) {
-          q[w] = buffer[first + w][n][at];
-          if (WIDE) q[w] += buffer[(w + 4) % CONSUMER_WARPS][n][at];
-        }
-        total[e] = (q[0] + q[1]) + (q[2] + q[3]);
-      }
-      results.value[n / Sums::EIGHTS][n % Sums::EIGHTS] = make_float2(total[0], total[1]);
-    }
-  }
   c.turn++;
-  return mine;
+  if (!mine) return false;
+  wait_barrier(c.s, c.p, &c.s.sums_full[c.group()][which], parity, c.site(), Waited::SUMS_FULL, which);
+  const int first = c.warp() - c.part(), row = c.lane() >> 2, output = (c.lane() & 3) * 2;
+#pragma unroll
+  for (int n = 0; n < HALVES * Sums::EIGHTS; n++) {
+    float total[2];
+#pragma unroll
+    for (int e = 0; e < 2; e++) {
+      const int at = (output + e) * 8 + row;
+      float q[4];
+#pragma unroll
+      for (int w = 0; w < 4; w++) {
+        q[w] = buffer[first + w][n][at];
+        if (WIDE) q[w] += buffer[(w + 4) % CONSUMER_WARPS][n][at];
+      }
+      total[e] = (q[0] + q[1]) + (q[2] + q[3]);
+    }
+    results.value[n / Sums::EIGHTS][n % Sums::EIGHTS] = make_float2(total[0], total[1]);
+  }
+  __syncwarp();
+  if (c.lane() == 0) ptx::barrier_arrive(&c.s.sums_empty[c.group()][which], 1);
+  return true;
 }
 
 // Call `finish(index, results)` for every tile, in the warp that finishes it. HALVES of 8 weight rows make a tile.
@@ -170,11 +192,11 @@ __device__ __forceinline__ void each_tile(Consumer& c, int tiles, const Activati
   for (int index = 0; index < tiles; index++) {
     if (c.owns_tile(index)) {
       RingPlace ring = c.ring;
-      Sums sums[HALVES];
+      Part parts[HALVES];
 #pragma unroll
-      for (int half = 0; half < HALVES; half++) multiply<K>(c, ring, a, sums[half]);
+      for (int half = 0; half < HALVES; half++) parts[half] = Part(multiply<K>(c, ring, a));
       Results<HALVES> results;
-      if (add_up<HALVES>(c, sums, results)) finish(index, results);
+      if (add_up<HALVES>(c, parts, results)) finish(index, results);
     }
     c.ring.advance(PAGES);
   }

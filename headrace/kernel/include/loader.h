@@ -1,13 +1,12 @@
 // The loader: walks the list ahead of the consumers, step after step, hands them tasks, and keeps the ring full.
 //
 // One warp. All lanes follow the same path; lane 0 waits and copies. Only two kinds of pages depend on data: those of
-// experts, for which it waits for the router, and those of attention, for which it waits for the step before.
+// experts, for which it waits for the router's warp, and those of attention, for which it waits for the step before.
 #pragma once
 
 #include "items.h"
 #include "kv.h"
 #include "ring.h"
-#include "route.h"
 
 struct Loader {
   Shared& s;
@@ -51,8 +50,10 @@ __device__ __forceinline__ bool load_experts_down(Loader& l, const isa::Descript
 }
 
 __device__ __forceinline__ bool load_attention(Loader& l, const isa::Descriptor& task) {
+  const ChunkTable& table = table_for(l.s, task.window);
   bool going = true;
-  each_run(l.s.rows, task.window, task.share, task.shares, [&](int row, int head, const Chunks& chunks, int low, int high) {
+  Runs(table, task.share, task.shares, l.lane).each([&](int row, int head, int low, int high) {
+    const RowChunks& chunks = table.rows[row];
     // The blocks of a run of chunks follow one another in the table.
     const int begin = chunks.first + low * chunks.size;
     const int end = min(chunks.first + high * chunks.size, chunks.last + 1);
@@ -67,8 +68,26 @@ __device__ __forceinline__ bool load_attention(Loader& l, const isa::Descriptor&
   return going;
 }
 
-// Wait, find out what depends on data, hand the task over, copy its pages. False if the launch is over.
-__device__ __forceinline__ bool load_task(Loader& l, const int32_t* words) {
+// What the task's pages depend on. False if the launch is over.
+__device__ __forceinline__ bool wait_for_pages(Loader& l, const isa::Descriptor& task) {
+  Shared& s = l.s;
+  bool going = true;
+  if (task.loader_counter && l.lane == 0) {
+    if (task.opcode == static_cast<int32_t>(isa::Opcode::EXPERT_UP)) {
+      going = wait_barrier_or_end(s, l.p, &s.route_full, s.filler.routes & 1, l.site(), Waited::ROUTE, 0);
+      s.filler.routes++;
+    } else {
+      const uint32_t steps = s.filler.epoch - task.loader_lag;
+      wait_counter(s, l.p, task.loader_counter, steps * static_cast<uint32_t>(task.loader_arrivals), l.site());
+    }
+    going = going && !is_set(s.aborted) && !is_set(s.ended);
+    if (task.loader_lag) ptx::global_before_bulk();  // KV that other SMs stored in the step before
+  }
+  return __shfl_sync(~0u, going, 0);
+}
+
+// Wait, hand the task over, copy its pages. `word` is the lane's word of the descriptor. False if the launch is over.
+__device__ __forceinline__ bool load_task(Loader& l, int32_t word) {
   Shared& s = l.s;
   const uint32_t slot = s.filler.handed % isa::TASK_SLOTS, lap = s.filler.handed / isa::TASK_SLOTS;
   bool going = true;
@@ -76,22 +95,17 @@ __device__ __forceinline__ bool load_task(Loader& l, const int32_t* words) {
     going = wait_barrier_or_end(s, l.p, &s.task_empty[slot], (lap & 1) ^ 1, l.site(), Waited::TASK_FREE, slot);
   if (!__shfl_sync(~0u, going, 0)) return false;
   TaskSlot& given = s.tasks[slot];
-  reinterpret_cast<int32_t*>(&given.task)[l.lane] = __ldg(words + l.lane);
+  reinterpret_cast<int32_t*>(&given.task)[l.lane] = word;
   __syncwarp();
   const isa::Descriptor& task = given.task;
   const auto opcode = static_cast<isa::Opcode>(task.opcode);
-  if (task.loader_counter && l.lane == 0)
-    wait_counter(s, l.p, task.loader_counter, (s.filler.epoch - task.loader_lag) * static_cast<uint32_t>(task.loader_arrivals), l.site());
-  const bool over = is_set(s.aborted) || is_set(s.ended);
-  if (__any_sync(~0u, over)) return false;
-  if (task.loader_lag && l.lane == 0) ptx::global_before_bulk();  // KV that other SMs stored in the step before
+  if (!wait_for_pages(l, task)) return false;
   int first = 0, last = 0;
   if (opcode == isa::Opcode::EXPERT_UP) {
-    choose_experts(s, l.p, task);
-    if (l.lane == 0) s.experts_read += s.route.count;
     const int items = s.route.count * task.tile_count;
     first = share_begin(items, task.share, task.shares);
     last = share_begin(items, task.share + 1, task.shares);
+    if (l.lane == 0) s.experts_read += s.route.count;
   }
   if (l.lane == 0) {
     given.first = first;
@@ -99,9 +113,10 @@ __device__ __forceinline__ bool load_task(Loader& l, const int32_t* words) {
     given.number = l.number;
   }
   __syncwarp();
-  if (l.lane == 0) ptx::barrier_arrive(&s.task_full[slot], 1);
-  __syncwarp();
-  if (l.lane == 0) s.filler.handed++;
+  if (l.lane == 0) {
+    ptx::barrier_arrive(&s.task_full[slot], 1);
+    s.filler.handed++;
+  }
   __syncwarp();
   switch (opcode) {
     case isa::Opcode::ROUTER:
@@ -122,20 +137,24 @@ __device__ __forceinline__ bool load_task(Loader& l, const int32_t* words) {
   }
 }
 
-// The loader's whole life; one warp.
+// The loader's whole life; one warp. Descriptors are fetched a task ahead, so that no copy waits for one.
 __device__ __forceinline__ void load(Shared& s, const Params& p) {
   Loader l{s, p, static_cast<int32_t>(threadIdx.x & 31)};
-  const int32_t* list = p.descriptors + static_cast<size_t>(blockIdx.x) * sizes::TASKS * isa::WORDS;
+  const int32_t* own = p.descriptors + static_cast<size_t>(blockIdx.x) * sizes::TASKS * isa::WORDS + l.lane;
   bool going = true;
+  int32_t word = __ldg(own);
   while (going && s.filler.epoch - p.epoch < static_cast<uint32_t>(p.steps)) {
     __syncwarp();
     if (l.lane == 0) s.filler.epoch++;
     __syncwarp();
     for (l.number = 0; going && l.number < sizes::TASKS; l.number++) {
-      const int32_t* words = list + l.number * isa::WORDS;
-      if (__ldg(words) == static_cast<int32_t>(isa::Opcode::END)) break;
-      going = load_task(l, words);
+      const int32_t opcode = __shfl_sync(~0u, word, 0), now = word;
+      if (opcode == static_cast<int32_t>(isa::Opcode::END)) break;
+      const int next = l.number + 1 < sizes::TASKS ? l.number + 1 : 0;
+      word = __ldg(own + next * isa::WORDS);
+      if (opcode != static_cast<int32_t>(isa::Opcode::ATTENTION_MERGE)) going = load_task(l, now);  // the merger's
     }
+    word = __ldg(own);
   }
   if (l.lane == 0) RingFiller{s, p}.drain();
 }

@@ -97,6 +97,9 @@ __device__ __forceinline__ uint32_t load_acquire(const uint32_t* from) {
   return value;
 }
 
+// Into the L1, if it has room: for data that nobody writes.
+__device__ __forceinline__ void fetch(const void* from) { asm volatile("prefetch.global.L1 [%0];" ::"l"(from)); }
+
 // 16 bytes that another SM wrote in this step: past the L1, which may hold older ones.
 __device__ __forceinline__ uint4 load_shared_data(const void* from) {
   uint4 v;
@@ -160,6 +163,11 @@ __device__ __forceinline__ void forget(uint32_t& value) { asm volatile("" : "+r"
 // Meet the other threads (`count` in all) that name this barrier.
 __device__ __forceinline__ void meet(int barrier, int count) {
   asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(count) : "memory");
+}
+
+// Be counted as one who has come to a barrier, and go on.
+__device__ __forceinline__ void meet_no_wait(int barrier, int count) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(count) : "memory");
 }
 
 template <int REGISTERS>

@@ -1,10 +1,12 @@
 // What an SM keeps in shared memory, what a launch is given, and who owns which part.
 //
-// Threads: eight consumer warps in two groups of four, then one warp each for the loader and the publisher.
+// Threads: eight consumer warps in two groups of four, then one warp each for what runs beside them.
 //
-//   loader     fills the ring and the task slots; chooses the experts; the only one that waits for loader counters
+//   loader     fills the ring and the task slots
 //   consumers  multiply, and write what they made into messages
-//   publisher  sends messages to global memory and signals counters; the only one that adds to counters
+//   publisher  sends messages to global memory and signals counters
+//   router     chooses the experts as soon as the router's logits are there
+//   merger     puts attention's partial results together while the consumers are at the experts
 #pragma once
 
 #include "isa.h"
@@ -16,7 +18,8 @@ constexpr int ROWS = sizes::ROWS;
 constexpr int RING = sizes::RING_PAGES;
 constexpr int CONSUMER_WARPS = 8;
 constexpr int CONSUMERS = CONSUMER_WARPS * isa::WARP;
-constexpr int LOADER_WARP = CONSUMER_WARPS, PUBLISHER_WARP = CONSUMER_WARPS + 1;
+constexpr int LOADER_WARP = CONSUMER_WARPS, PUBLISHER_WARP = LOADER_WARP + 1, ROUTER_WARP = LOADER_WARP + 2,
+              MERGER_WARP = LOADER_WARP + 3;
 constexpr int THREADS = CONSUMERS + isa::GROUP_THREADS;
 
 constexpr bool WIDE = ROWS > 8;                // the rows fill the tensor core's sixteen
@@ -28,10 +31,12 @@ constexpr int HEAD_TILES = HEAD_DIM / isa::TILE_ROWS;
 constexpr int QKV_TILES = (GROUP + 2) * HEAD_TILES;  // of one KV head
 constexpr int PARTIAL_BYTES = sizes::PARTIAL_FLOATS * 4;
 constexpr int EXPERTS = sizes::EXPERTS > 0 ? sizes::EXPERTS : 1;
+constexpr int TOP_K = sizes::TOP_K > 0 ? sizes::TOP_K : 1;
 constexpr int MAX_ACTIVE = sizes::TOP_K > 0 ? (EXPERTS < ROWS * sizes::TOP_K ? EXPERTS : ROWS * sizes::TOP_K) : 1;
 
 constexpr int MESSAGES = 16;
 constexpr int PAYLOAD = ROWS * isa::TILE_ROWS * 4;  // bytes of a tile of float32, or of a share's statistics
+constexpr int MERGED_TILES = 4;                     // that the merger makes at a time
 constexpr int RECORDS = 2;                          // attention records on their way out
 constexpr int CANDIDATE_BYTES = sizeof(isa::Candidate);
 constexpr int RECORD_BYTES =
@@ -39,7 +44,8 @@ constexpr int RECORD_BYTES =
 constexpr int PAGE_ARRIVALS = 8;                    // that free a ring slot, whoever shares the page
 
 // Named barriers; 0 belongs to __syncthreads.
-constexpr int ALL_CONSUMERS = 1, FIRST_GROUP = 2;
+// Of each group of four warps there are three.
+constexpr int ALL_CONSUMERS = 1, FIRST_GROUP = 2, SECOND_GROUP = 4, THIRD_GROUP = 6;
 
 static_assert(GROUP <= 8 && HEAD_DIM % 32 == 0, "attention takes up to 8 query heads a KV head");
 static_assert(isa::TASK_SLOTS <= 16 && (MESSAGES & (MESSAGES - 1)) == 0);
@@ -68,13 +74,27 @@ struct RowState {
   int32_t first_new[ROWS];  // the lowest position that this step writes in the row's slot
 };
 
-// The experts of the layer at hand, made by the loader in EXPERT_UP and read by the consumers up to EXPERT_DOWN. The
+// How each row's attention is cut in this step, for layers without and with a window: see items.h. Written with
+// RowState, and read under the same rule.
+struct RowChunks {
+  int32_t first, last, size;  // blocks
+  int32_t count;              // chunks; 0 for an inactive row
+  int32_t begin;              // of the row on the line of all rows' items
+};
+struct ChunkTable {
+  RowChunks rows[ROWS];
+  int32_t total;
+};
+
+// The experts of the layer at hand, made by the router and read by the loader and the consumers up to EXPERT_DOWN. The
 // next layer's are made after the router's counter of that layer, which follows everything that reads these.
 struct Route {
   int32_t count;
   int32_t expert[MAX_ACTIVE];
-  uint32_t users[MAX_ACTIVE];      // bit r: row r is routed to it
   float weight[MAX_ACTIVE][ROWS];  // 0: the row is not routed to it
+  int16_t choice[ROWS][TOP_K];     // each row's experts and their weights, on the way to the above
+  float choice_weight[ROWS][TOP_K];
+  int16_t place[EXPERTS];          // in `expert`
 };
 
 // What a wait that took too long was for.
@@ -87,6 +107,7 @@ struct Filler {
   int32_t slot, landed_slot, in_flight;
   uint32_t parity, landed_parity;
   uint32_t handed;  // tasks
+  uint32_t routes;  // taken from the router
   uint32_t epoch;   // of the step whose tasks it loads, counted from 1
 };
 
@@ -95,16 +116,18 @@ struct Shared {
   alignas(16) uint8_t payload[MESSAGES][PAYLOAD];
   // Results of an item of attention, by the parity of the message; in SAMPLE_PICK the candidates of all rows.
   alignas(16) uint8_t record[RECORD_BYTES];
+  alignas(16) uint8_t merged[MERGED_TILES][ROWS * 16];  // ATTENTION_MERGE: on their way out
   // Partial sums across the warps of a tile: [buffer][warp][eight rows by eight outputs, at most twice two][64].
-  float sums[2][CONSUMER_WARPS][WIDE ? 4 : 2][64];
-  float residual[variant::RESIDUAL_TILES][ROWS][isa::TILE_ROWS];     // owned tiles, for the whole step
-  float expert_sum[variant::RESIDUAL_TILES][ROWS][isa::TILE_ROWS];  // of EXPERT_DOWN
-  float norm_sums[CONSUMER_WARPS][2][WIDE ? 16 : 8];
-  float attention_max[2][4][8], attention_sum[2][4][8];
+  // ATTENTION keeps outputs there that are to be added up.
+  alignas(16) float sums[2][CONSUMER_WARPS][WIDE ? 4 : 2][64];
+  float residual[variant::RESIDUAL_TILES][ROWS][isa::TILE_ROWS];  // owned tiles, for the whole step
+  float2 norm_parts[CONSUMER_WARPS][WIDE ? 1 : 2][WIDE ? 16 : 8];            // mean, and squares around it
+  float attention_max[2][2][4][8], attention_sum[2][2][4][8];  // of a group's items in turn
   alignas(16) TaskSlot tasks[isa::TASK_SLOTS];
   Message messages[MESSAGES];
   Route route;
   RowState rows;
+  ChunkTable chunks[2];  // full attention, sliding window
   double pick_value[CONSUMER_WARPS];
   float pick_score[CONSUMER_WARPS];
   int32_t pick_token[CONSUMER_WARPS];
@@ -112,6 +135,8 @@ struct Shared {
   uint64_t page_full[RING], page_empty[RING];
   uint64_t task_full[isa::TASK_SLOTS], task_empty[isa::TASK_SLOTS];
   uint64_t message_full[MESSAGES], message_empty[MESSAGES];
+  uint64_t sums_full[TILE_GROUPS][2], sums_empty[TILE_GROUPS][2];
+  uint64_t route_full;
   int32_t ended;          // the launch is over; written in SAMPLE_COMMIT
   int32_t aborted;        // the watchdog has struck, here or on another SM: a value of Aborted
   Trouble trouble;

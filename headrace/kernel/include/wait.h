@@ -8,15 +8,25 @@
 
 #include "state.h"
 
-enum class Agent : int32_t { LOADER = 0, CONSUMER = 1 };
-enum class Waited : int32_t { COUNTER = 0, PAGE_LANDED = 1, PAGE_FREE = 2, TASK = 3, TASK_FREE = 4, MESSAGE_FREE = 5 };
+enum class Agent : int32_t { LOADER = 0, CONSUMER = 1, ROUTER = 2, MERGER = 3 };
+enum class Waited : int32_t {
+  COUNTER = 0,
+  PAGE_LANDED = 1,
+  PAGE_FREE = 2,
+  TASK = 3,
+  TASK_FREE = 4,
+  MESSAGE_FREE = 5,
+  SUMS_FULL = 6,
+  SUMS_EMPTY = 7,
+  ROUTE = 8,
+};
 
 // Values of Shared::aborted. NOTING: somebody is writing Shared::trouble. OWN: it is there to be told.
 enum Aborted : int32_t { NO = 0, NOTING = 1, OWN = 2, ELSEWHERE = 3 };
 
 struct Site {
   Agent agent;
-  int32_t task;  // loader: its number in the SM's list; consumer: the tasks begun in this launch
+  int32_t task;  // its number in the SM's list; consumer: the tasks begun in this launch
 };
 
 __device__ __forceinline__ bool is_set(const int32_t& flag) { return *static_cast<const volatile int32_t*>(&flag) != 0; }
@@ -66,5 +76,48 @@ __device__ __forceinline__ void wait_counter(Shared& s, const Params& p, int32_t
     const uint32_t have = variant::STRICT ? ptx::load_acquire(word) : ptx::load_relaxed(word);
     if (static_cast<int32_t>(have - want) >= 0) return;
     if ((tries & 255) == 0 && !keep_waiting(s, p, start, site, Waited::COUNTER, counter, want, have)) return;
+  }
+}
+
+// For all lanes of a warp beside the consumers. False if the launch is over.
+__device__ __forceinline__ bool wait_counter_or_end(Shared& s, const Params& p, int32_t counter, uint32_t want, Site site,
+                                                    int lane) {
+  bool going = true;
+  if (lane == 0) {
+    const uint32_t* word = counter_at(p, counter);
+    uint64_t start = 0;
+    for (uint32_t tries = 1; going; tries++) {
+      const uint32_t have = variant::STRICT ? ptx::load_acquire(word) : ptx::load_relaxed(word);
+      if (static_cast<int32_t>(have - want) >= 0) break;
+      if ((tries & 15) == 0)
+        going = !is_set(s.ended) && keep_waiting(s, p, start, site, Waited::COUNTER, counter, want, have);
+    }
+    going = going && !is_set(s.aborted);
+  }
+  return __shfl_sync(~0u, going, 0);
+}
+
+// The life of a warp that works beside the consumers, on all tasks of one operation: wait for the counter in word
+// `counter` of the descriptor, call `work(words)`. For all lanes.
+template <typename Work>
+__device__ __forceinline__ void each_beside(Shared& s, const Params& p, Agent agent, isa::Opcode opcode, isa::Field counter,
+                                            int lane, Work work) {
+  const int32_t* list = p.descriptors + static_cast<size_t>(blockIdx.x) * sizes::TASKS * isa::WORDS;
+#pragma unroll 1
+  for (uint32_t step = 1; step <= static_cast<uint32_t>(p.steps); step++) {
+#pragma unroll 1
+    for (int first = 0; first < sizes::TASKS; first += isa::WARP) {
+      const int own = first + lane;
+      uint32_t found = __ballot_sync(~0u, own < sizes::TASKS && __ldg(list + own * isa::WORDS) == static_cast<int32_t>(opcode));
+#pragma unroll 1
+      for (; found; found &= found - 1) {
+        const int number = first + __ffs(found) - 1;
+        const int32_t* words = list + number * isa::WORDS;
+        const int32_t* waited = words + static_cast<int>(counter);
+        const uint32_t want = (p.epoch + step) * static_cast<uint32_t>(__ldg(waited + 1));
+        if (!wait_counter_or_end(s, p, __ldg(waited), want, {agent, number}, lane)) return;
+        work(words);
+      }
+    }
   }
 }

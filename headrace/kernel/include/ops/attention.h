@@ -116,43 +116,75 @@ __device__ __forceinline__ void attend_half(Consumer& c, Attention& a, RingPlace
   release_page(c.s, c.lane(), ring.slot, 2);
 }
 
-// Put the four warps of a group together and send the record. For all warps of the group.
+// A tile of a warp's outputs, on the way to another warp of the group: in a lane's own order, without bank conflicts.
+__device__ __forceinline__ float2& staged(float* staging, int tile, int lane) {
+  return *reinterpret_cast<float2*>(staging + (tile * GROUP * 4 + lane) * 2);
+}
+
+// Product and sum rounded apart: which of two warps adds to the other's must not show.
+__device__ __forceinline__ float2 plus_scaled(float2 to, const Attention& a, int tile, float scale) {
+  return make_float2(__fadd_rn(to.x, __fmul_rn(a.output[tile][0], scale)), __fadd_rn(to.y, __fmul_rn(a.output[tile][1], scale)));
+}
+
+// Put the four warps of a group together, (0 + 1) + (2 + 3), and send the record. For all warps of the group; which of
+// them does the last sum takes turns, and the others go on.
 __device__ __forceinline__ void send_partials(Consumer& c, const isa::Descriptor& task, const Attention& a, int row,
                                               int head, int chunk, uint32_t sequence, bool last, int group, int part) {
-  const int query = c.lane() >> 2, quarter = c.lane() & 3;
+  const int query = c.lane() >> 2, quarter = c.lane() & 3, turn = static_cast<int>(sequence / RECORDS % 4);
+  auto& maxima = c.s.attention_max[group][turn & 1];
+  auto& sums = c.s.attention_sum[group][turn & 1];
   float sum = a.sum;
   sum += __shfl_xor_sync(~0u, sum, 1);
   sum += __shfl_xor_sync(~0u, sum, 2);
   if (quarter == 0) {
-    c.s.attention_max[group][part][query] = a.maximum;
-    c.s.attention_sum[group][part][query] = sum;
+    maxima[part][query] = a.maximum;
+    sums[part][query] = sum;
   }
-  claim_message(c.s, c.p, sequence, c.site());
-  if (sequence >= RECORDS) wait_sent(c.s, c.p, sequence - RECORDS, c.site());
   ptx::meet(FIRST_GROUP + group, isa::GROUP_THREADS);
   float maximum = -ptx::infinity(), total = 0;
 #pragma unroll
-  for (int w = 0; w < 4; w++) maximum = fmaxf(maximum, c.s.attention_max[group][w][query]);
+  for (int w = 0; w < 4; w++) maximum = fmaxf(maximum, maxima[w][query]);
 #pragma unroll
-  for (int w = 0; w < 4; w++) total += c.s.attention_sum[group][w][query] * expf(c.s.attention_max[group][w][query] - maximum);
+  for (int w = 0; w < 4; w++) total += sums[w][query] * expf(maxima[w][query] - maximum);
   const float scale = expf(a.maximum - maximum);
+  const int distance = part ^ turn;  // from the warp whose turn it is
   float* record = reinterpret_cast<float*>(c.s.record + (sequence % RECORDS) * PARTIAL_BYTES);
-#pragma unroll 1
-  for (int w = 0; w < 4; w++) {
-    if (w == part && query < GROUP) {
-#pragma unroll
-      for (int t = 0; t < Attention::DIM_TILES; t++) {
-        float2& held = *reinterpret_cast<float2*>(record + query * HEAD_DIM + t * 8 + quarter * 2);
-        const float2 before = w ? held : make_float2(0, 0);
-        held = make_float2(before.x + a.output[t][0] * scale, before.y + a.output[t][1] * scale);
-      }
-    }
-    if (w < 3) ptx::meet(FIRST_GROUP + group, isa::GROUP_THREADS);
+  float* second = &c.s.sums[0][0][0][0] + group * GROUP * HEAD_DIM;
+  static_assert(2 * GROUP * HEAD_DIM * sizeof(float) <= sizeof(c.s.sums), "no room to add up attention's outputs");
+  const bool used = query < GROUP;
+  if (distance == 1) {
+    claim_message(c.s, c.p, sequence, c.site());
+    if (sequence >= RECORDS) wait_sent(c.s, c.p, sequence - RECORDS, c.site());
   }
-  if (part != 3) return;
-  if (quarter == 0 && query < GROUP) {
-    record[GROUP * HEAD_DIM + query] = maximum;
-    record[GROUP * (HEAD_DIM + 1) + query] = total;
+  if (distance & 1) {
+#pragma unroll
+    for (int t = 0; t < Attention::DIM_TILES; t++)
+      if (used) staged(distance == 1 ? record : second, t, c.lane()) = plus_scaled(make_float2(0, 0), a, t, scale);
+    return ptx::meet_no_wait(SECOND_GROUP + group, isa::GROUP_THREADS);
+  }
+  ptx::meet(SECOND_GROUP + group, isa::GROUP_THREADS);
+  if (distance == 2) {
+#pragma unroll
+    for (int t = 0; t < Attention::DIM_TILES; t++)
+      if (used) staged(second, t, c.lane()) = plus_scaled(staged(second, t, c.lane()), a, t, scale);
+    return ptx::meet_no_wait(THIRD_GROUP + group, 2 * isa::WARP);
+  }
+  float2 near[Attention::DIM_TILES];  // read whole before the record takes its place
+#pragma unroll
+  for (int t = 0; t < Attention::DIM_TILES; t++)
+    near[t] = used ? plus_scaled(staged(record, t, c.lane()), a, t, scale) : make_float2(0, 0);
+  claim_message(c.s, c.p, sequence, c.site());
+  ptx::meet(THIRD_GROUP + group, 2 * isa::WARP);
+  if (used) {
+#pragma unroll
+    for (int t = 0; t < Attention::DIM_TILES; t++) {
+      const float2 far = staged(second, t, c.lane());
+      *reinterpret_cast<float2*>(record + query * HEAD_DIM + t * 8 + quarter * 2) = make_float2(near[t].x + far.x, near[t].y + far.y);
+    }
+    if (quarter == 0) {
+      record[GROUP * HEAD_DIM + query] = maximum;
+      record[GROUP * (HEAD_DIM + 1) + query] = total;
+    }
   }
   ptx::shared_before_bulk();
   __syncwarp();
@@ -162,50 +194,60 @@ __device__ __forceinline__ void send_partials(Consumer& c, const isa::Descriptor
                  last ? task.signal_counter : 0, task.signal_amount);
 }
 
+// A row's queries of a KV head, as the wide operand: eight of its sixteen rows.
+__device__ __forceinline__ void load_queries(Consumer& c, const isa::Descriptor& task, Attention& a, int row, int head) {
+  const int query = c.lane() >> 2;
+  const uint8_t* qkv = buffer_at(c.p, task.input);
+#pragma unroll
+  for (int k = 0; k < Attention::K_BLOCKS; k++) {
+    const int tile = head * QKV_TILES + query * HEAD_TILES + 4 * k + (c.lane() & 3);
+    a.query[k] = query < GROUP ? ptx::load_shared_data(qkv + (static_cast<size_t>(tile) * ROWS + row) * 16)
+                               : make_uint4(0, 0, 0, 0);
+  }
+}
+
+__device__ __forceinline__ void attend_chunk(Consumer& c, const isa::Descriptor& task, Attention& a, int row, int head,
+                                             int begin, int blocks, int part) {
+  a.maximum = -ptx::infinity();
+  a.sum = 0;
+#pragma unroll
+  for (int t = 0; t < Attention::DIM_TILES; t++)
+#pragma unroll
+    for (int n = 0; n < 4; n++) a.output[t][n] = 0;
+  RingPlace ring = c.ring;
+  ring.advance(2 * (part >> 1));
+#pragma unroll 1
+  for (int block = part >> 1; block < blocks; block += 2) {
+    attend_half(c, a, ring, row, head, begin + block, part & 1, task.window);
+    ring.advance(4);
+  }
+}
+
 __device__ __forceinline__ void attention(Consumer& c, const isa::Descriptor& task) {
-  int items = 0;
-  uint32_t heads = 0;
-  each_run(c.s.rows, task.window, task.share, task.shares, [&](int, int head, const Chunks&, int low, int high) {
-    items += high - low;
-    heads |= 1u << head;
-  });
+  const ChunkTable& table = table_for(c.s, task.window);
+  const Runs runs(table, task.share, task.shares, c.lane());
+  const int items = runs.items();
+  const uint32_t heads = runs.heads(c.lane());
   const bool going = begin_after(c, [&] {
     for (int head = 0; head < sizes::KV_HEADS; head++)
       if (heads >> head & 1) wait_for(c, task.wait_counter + head, task.wait_arrivals);
   });
   if (!going) return;
   if (items == 0) return signal_only(c, task);
-  const int group = c.warp() >> 2, part = c.warp() & 3, half = part & 1;
+  const int group = c.warp() >> 2, part = c.warp() & 3;
   int item = 0;
-  each_run(c.s.rows, task.window, task.share, task.shares, [&](int row, int head, const Chunks& chunks, int low, int high) {
-    for (int chunk = low; chunk < high; chunk++, item++) {
-      const int begin = chunks.first + chunk * chunks.size;
-      const int left = chunks.last + 1 - begin, blocks = left < chunks.size ? left : chunks.size;
-      // Records alternate with the parity of messages, so groups do, too.
-      if (((c.sequence + item) & 1) == group) {
-        Attention a;
-        a.maximum = -ptx::infinity();
-        a.sum = 0;
-#pragma unroll
-        for (int t = 0; t < Attention::DIM_TILES; t++)
-#pragma unroll
-          for (int n = 0; n < 4; n++) a.output[t][n] = 0;
-        const int query = c.lane() >> 2;
-        const uint8_t* qkv = buffer_at(c.p, task.input);
-#pragma unroll
-        for (int k = 0; k < Attention::K_BLOCKS; k++) {
-          const int tile = head * QKV_TILES + query * HEAD_TILES + 4 * k + (c.lane() & 3);
-          a.query[k] = query < GROUP ? ptx::load_shared_data(qkv + (static_cast<size_t>(tile) * ROWS + row) * 16)
-                                     : make_uint4(0, 0, 0, 0);
-        }
-        RingPlace ring = c.ring;
-        ring.advance(2 * (part >> 1));
+  runs.each([&](int row, int head, int low, int high) {
+    const RowChunks& chunks = table.rows[row];
+    Attention a;
+    load_queries(c, task, a, row, head);
 #pragma unroll 1
-        for (int block = part >> 1; block < blocks; block += 2) {
-          attend_half(c, a, ring, row, head, begin + block, half, task.window);
-          ring.advance(4);
-        }
-        send_partials(c, task, a, row, head, chunk, c.sequence + item, item == items - 1, group, part);
+    for (int chunk = low; chunk < high; chunk++, item++) {
+      const int begin = chunks.first + chunk * chunks.size, blocks = min(chunks.last + 1 - begin, chunks.size);
+      // Records alternate with the parity of messages, so groups do, too.
+      const uint32_t sequence = c.sequence + item;
+      if (static_cast<int>(sequence & 1) == group) {
+        attend_chunk(c, task, a, row, head, begin, blocks, part);
+        send_partials(c, task, a, row, head, chunk, sequence, item == items - 1, group, part);
       }
       c.ring.advance(2 * blocks);
     }

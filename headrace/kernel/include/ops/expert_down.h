@@ -1,7 +1,7 @@
 // EXPERT_DOWN: the hidden of every active expert against its down matrix, weighed by the router.
 //
-// The sum over experts is kept in shared memory, tile by tile, and grows in index order: a tile belongs to one group of
-// warps for all experts, and between two warps that add to it lies a barrier of that group.
+// Every warp adds up its own columns over all experts, in index order, and warps are added up once at the end: no warp
+// waits for another between experts.
 #pragma once
 
 #include "ops/residual.h"
@@ -17,31 +17,57 @@ __device__ __forceinline__ void normalize_weights(Consumer& c) {
   c.meet_all();
 }
 
+// Of the tiles that an SM owns, those of one group of warps.
+constexpr int OWN_TILES = (variant::RESIDUAL_TILES + TILE_GROUPS - 1) / TILE_GROUPS;
+
+// Add an expert's part of a tile, weighed. A row that is not routed to it adds nothing, whatever the product is.
+__device__ __forceinline__ void add_weighed(const Consumer& c, const float (&weights)[ROWS], const Part& expert, Part& total) {
+  const int row = (c.lane() & 3) * 2;
+#pragma unroll
+  for (int n = 0; n < Sums::EIGHTS; n++) {
+    const float2 weight = ROWS == 1 ? make_float2(weights[0], 0) : *reinterpret_cast<const float2*>(weights + (8 * n + row) % ROWS);
+#pragma unroll
+    for (int part = 0; part < Sums::PARTS; part++) {
+      const float2 v = expert.value[n][part];
+      float2& sum = total.value[n][part];
+      if (weight.x != 0) sum.x += weight.x * v.x;
+      if (weight.y != 0) sum.y += weight.y * v.y;
+    }
+  }
+}
+
 template <int K>
 __device__ __forceinline__ void expert_down_of(Consumer& c, const isa::Descriptor& task) {
   const Route& route = c.s.route;
   const uint8_t* hidden = buffer_at(c.p, task.input);
   constexpr size_t EXPERT_BYTES = static_cast<size_t>(K / isa::TILE_ROWS) * ROWS * 16;
   const int count = route.count;
+  Part totals[OWN_TILES];
+#pragma unroll
+  for (int n = 0; n < OWN_TILES; n++) totals[n] = {};
   Activations<K> a, next;
   load_activations<K>(c, hidden, next);
+#pragma unroll 1
   for (int slot = 0; slot < count; slot++) {
     arrange<K>(next, a);
     if (slot + 1 < count) load_activations<K>(c, hidden + (slot + 1) * EXPERT_BYTES, next);
-    each_tile<K, 1>(c, task.tile_count, a, [&](int index, const Results<1>& results) {
-      each_own_row(c, [&](int row, int which) {
-        const float weight = route.weight[slot][row];
-        const float2 v = results.value[0][which];
-        float2& sum = *reinterpret_cast<float2*>(&c.s.expert_sum[index][row][(c.lane() & 3) * 2]);
-        float2 total = slot ? sum : make_float2(0, 0);
-        if (weight != 0) total = make_float2(total.x + weight * v.x, total.y + weight * v.y);
-        if (slot + 1 < count)
-          sum = total;
-        else
-          add_residual(c, task, index, row, total);
-      });
-      if (slot + 1 == count) publish_residual(c, task, index);
-    });
+#pragma unroll
+    for (int index = 0; index < OWN_TILES * TILE_GROUPS; index++) {
+      if (index >= task.tile_count) break;
+      if (c.owns_tile(index)) {
+        RingPlace ring = c.ring;
+        add_weighed(c, route.weight[slot], Part(multiply<K>(c, ring, a)), totals[index / TILE_GROUPS]);
+      }
+      c.ring.advance(Columns<K>::PAGES);
+    }
+  }
+#pragma unroll
+  for (int index = 0; index < OWN_TILES * TILE_GROUPS; index++) {
+    if (index >= task.tile_count || !c.owns_tile(index)) continue;
+    Results<1> results;
+    if (!add_up<1>(c, {totals[index / TILE_GROUPS]}, results)) continue;
+    each_own_row(c, [&](int row, int which) { add_residual(c, task, index, row, results.value[0][which]); });
+    publish_residual(c, task, index);
   }
   if (task.output == static_cast<int32_t>(isa::Buffer::X)) c.sequence += task.tile_count;
 }

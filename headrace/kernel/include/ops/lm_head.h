@@ -4,6 +4,7 @@
 #include "norm.h"
 
 __device__ __forceinline__ void lm_head(Consumer& c, const isa::Descriptor& task) {
+  fetch_norm(c, task.norm);
   if (!begin_task(c, task)) return;
   Activations<sizes::HIDDEN> a;
   load_normalized(c, task.norm, a);

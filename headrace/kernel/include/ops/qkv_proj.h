@@ -21,6 +21,7 @@ __device__ __forceinline__ void store_in_page(Consumer& c, const isa::Descriptor
 }
 
 __device__ __forceinline__ void qkv_proj(Consumer& c, const isa::Descriptor& task) {
+  fetch_norm(c, task.norm);
   if (!begin_task(c, task)) return;
   Activations<sizes::HIDDEN> a;
   load_normalized(c, task.norm, a);

@@ -1,6 +1,7 @@
 // SAMPLE_COMMIT: every SM finds the same token of every row, and moves its own copy of the rows on.
 #pragma once
 
+#include "items.h"
 #include "sampling.h"
 
 struct Winner {
@@ -89,6 +90,7 @@ __device__ __forceinline__ void sample_commit(Consumer& c, const isa::Descriptor
   c.meet_all();
   if (c.thread < ROWS && c.s.next_token[c.thread] != ABSENT) move_on(c, c.thread, c.s.next_token[c.thread]);
   c.meet_all();
+  if (c.warp() == 0) cut_rows(c.s, c.lane());
   if (c.thread == 0) {
     const bool any = find_first_new(rows);
     const uint32_t step = c.s.epoch - c.p.epoch - 1;
