@@ -96,3 +96,4 @@ class Request:
     output: list[int] = field(default_factory=list)
     constraint: Constraint | None = None
     cached_tokens: int = 0  # of the prompt, whose KV was there already
+    admitted: float | None = None  # when it first left the queue, on the clock of `arrival`

@@ -14,12 +14,14 @@ from __future__ import annotations
 
 import heapq
 import logging
+import time
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from headrace.engine.backend import DecodeRow
 from headrace.engine.blocks import BlockManager
+from headrace.engine.counters import Counters
 from headrace.engine.pace import Pace
 from headrace.engine.prefix import TAIL_TOKENS
 from headrace.engine.sequence import NO_SLOT, Sequence
@@ -73,6 +75,7 @@ class Scheduler:
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []  # in order of admission
         self.preemptions = 0
+        self.counters = Counters()
         self._max_steps = max_steps
         # The head of the queue for which there was no room, and how many blocks had been released by then.
         self._refused: tuple[Sequence, int] | None = None
@@ -160,10 +163,13 @@ class Scheduler:
     def _note_cached(self, sequence: Sequence) -> None:
         """Keep how much of its prompt was known, and say in the log why of a long one so little was."""
         request = sequence.request
-        if request.output:  # it has run before, and came back after a preemption
+        if request.admitted is not None:  # it has run before, and came back after a preemption
             return
+        request.admitted = time.monotonic()
         request.cached_tokens = sequence.computed
         length = len(request.prompt)
+        looked_up = self.blocks.cache is not None
+        self.counters.count_prompt(length, cached=sequence.computed, looked_up=looked_up)
         if self.blocks.cache is None or length < LONG_PROMPT or sequence.computed >= length // 2:
             return
         difference = self.blocks.cache.difference(request.prompt)
