@@ -50,13 +50,14 @@ class Usage:
 
 @dataclass(slots=True)
 class Completion:
-    """What the model made of one prompt. `logprobs` is empty unless they were asked for."""
+    """What the model made of one prompt. `logprobs` and `prompt_logprobs` are empty unless asked for."""
 
     usage: Usage
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
     finish_reason: str = ""
     logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
 
     def add(self, output: Output) -> None:
         self.text += output.text
@@ -229,7 +230,7 @@ class _Batch:
         except queue.Empty:
             return
         if output.finish_reason is not None:
-            del self._running[index]
+            self._completions[index].prompt_logprobs = self._running.pop(index).prompt_logprobs
         self._completions[index].add(_checked(output))
 
 

@@ -26,8 +26,10 @@ from headrace.engine.request import (
     PromptError,
     QueueFullError,
     Request,
+    ScoringError,
 )
 from headrace.engine.scheduler import Plan, Scheduler
+from headrace.engine.scoring import Scorer, score_chunk
 from headrace.engine.sequence import NO_SLOT, Sequence
 from headrace.engine.text import TextAssembler
 from headrace.model.constraint import Constraint
@@ -116,6 +118,8 @@ class Engine:
         """
         if constraint is not None and not takes_constraints(self._backend):
             raise ConstraintError(f"the {self._backend.name} backend cannot keep to a grammar")
+        if params.prompt_logprobs is not None and not isinstance(self._prefiller, Scorer):
+            raise ScoringError("this backend cannot give the log-probabilities of a prompt")
         request = self._make_request(prompt, params, sink)
         request.constraint = constraint
         stream = self._tokenizer.stream(skip_special_tokens=not keep_markers)
@@ -148,7 +152,8 @@ class Engine:
             )
         params.check_vocabulary(self.vocab_size)
         left = self.max_context - len(prompt)
-        if left < 1 or (params.max_tokens or 0) > left:
+        least = 0 if params.max_tokens == 0 else 1
+        if left < least or (params.max_tokens or 0) > left:
             raise ContextLengthError(limit=self.max_context, prompt=len(prompt), requested=params.max_tokens)
         stops = set(params.stop_token_ids)
         if not params.ignore_eos:
@@ -185,15 +190,17 @@ class Engine:
             self._live[sequence.request] = sequence
         for request, steps in cancelled.items():
             self._drop(request, steps)
-        return self._scheduler.schedule()
+        plan = self._scheduler.schedule()
+        for sequence in plan.filled:
+            self._end(sequence)
+            sequence.request.sink(Output("", (), finish_reason=FinishReason.LENGTH))
+        return plan
 
     def run(self, plan: Plan) -> Iterator[Seq[Sampled | None]]:
         """The plan's chunks, then its rows; yields what the rows made, step by step."""
         start = time.perf_counter()
         if plan.chunks:
-            self._prefiller.prefill(plan.chunks)
-            for span, sequence in zip(plan.chunks, plan.chunk_owners, strict=True):
-                sequence.computed = span.end
+            self._fill(plan)
         prefilled = time.perf_counter()
         steps = 0
         if plan.rows:
@@ -208,6 +215,18 @@ class Engine:
         self.counters.prefilled_tokens += prompt_tokens
         self.counters.prefill_seconds += prefilled - start
         self.counters.decode_seconds += decode
+
+    def _fill(self, plan: Plan) -> None:
+        """Feed the plan's chunks."""
+        pairs = list(zip(plan.chunks, plan.chunk_owners, strict=True))
+        if plain := [span for span, sequence in pairs if not sequence.request.wants_scores]:
+            self._prefiller.prefill(plain)
+        for span, sequence in pairs:
+            sequence.computed = span.end
+            if sequence.request.wants_scores:
+                assert isinstance(self._prefiller, Scorer)
+                if not score_chunk(self._prefiller, span, sequence.request):
+                    self._give_up(sequence)
 
     def postprocess(self, plan: Plan, sampled: Seq[Sampled | None]) -> None:
         """Append each row's token, end those that are done, and tell whoever waits."""

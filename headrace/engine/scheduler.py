@@ -35,16 +35,20 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Plan:
-    """One step: `chunks` to prefill and `rows` to decode for up to `steps` steps, with whose they are."""
+    """One step: `chunks` to prefill and `rows` to decode for up to `steps` steps, with whose they are.
+
+    `filled` are those that wanted their prompt to be fed and nothing else, which has been done.
+    """
 
     chunks: list[Span] = field(default_factory=list)
     chunk_owners: list[Sequence] = field(default_factory=list)
     rows: list[DecodeRow] = field(default_factory=list)
     row_owners: list[Sequence] = field(default_factory=list)
+    filled: list[Sequence] = field(default_factory=list)
     steps: int = 1
 
     def __bool__(self) -> bool:
-        return bool(self.rows or self.chunks)
+        return bool(self.rows or self.chunks or self.filled)
 
 
 def shares(prefilling: list[Sequence], budget: int) -> list[tuple[Sequence, int]]:
@@ -88,9 +92,11 @@ class Scheduler:
 
     def schedule(self) -> Plan:
         """Decide the next step and allocate what it writes to. An empty plan means there is nothing to do."""
-        decoding = [sequence for sequence in self.running if sequence.decodes]
+        complete = [sequence for sequence in self.running if sequence.decodes]
+        decoding = [sequence for sequence in complete if sequence.tokens_left]
         preemptions = self.preemptions
         plan = Plan(steps=self._steps(decoding))
+        plan.filled = [sequence for sequence in complete if not sequence.tokens_left]
         self._reserve(decoding, plan.steps)
         if self.preemptions == preemptions:  # what was just preempted must not come back in the same step
             self._admit()
@@ -149,7 +155,8 @@ class Scheduler:
             sequence = self.waiting[0]
             if self._refused == (sequence, self.blocks.releases):
                 return
-            sequence.computed = self.blocks.adopt(sequence.blocks, sequence.tokens(0, sequence.length))
+            if not sequence.request.wants_scores:  # else every token has to be fed
+                sequence.computed = self.blocks.adopt(sequence.blocks, sequence.tokens(0, sequence.length))
             if self.running and not self.blocks.can_hold(sequence.blocks, sequence.length):
                 self.blocks.release(sequence.blocks)
                 sequence.computed = 0

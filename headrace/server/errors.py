@@ -22,6 +22,7 @@ from headrace.engine.request import (
     EngineError,
     PromptError,
     QueueFullError,
+    ScoringError,
 )
 from headrace.model.sampling import ParameterError
 from headrace.server.disconnect import ClientGoneError
@@ -102,6 +103,8 @@ def from_exception(error: Exception, *, prompt_param: str | None = None) -> ApiE
             return bad_request(str(error), param=prompt_param, code="context_length_exceeded")
         case PromptError():
             return bad_request(f"{prompt_param}: {error}" if prompt_param else str(error), param=prompt_param)
+        case ScoringError():
+            return bad_request(f"{error}.", param="echo", code="unsupported")
         case ConstraintError():
             return bad_request(f"Structured output cannot be had here: {error}.", code="unsupported")
         case QueueFullError():

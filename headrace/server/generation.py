@@ -122,6 +122,10 @@ class Generation:
         """Tokens of the prompts, each of `answers` jobs in a row, that were not computed again."""
         return sum(request.cached_tokens for request in self._requests[::answers])
 
+    def prompt_logprobs(self, index: int) -> Sequence[TokenLogprobs]:
+        """Of the tokens of a job's prompt from the second on, once its first output has come."""
+        return self._requests[index].prompt_logprobs
+
     async def outputs(self) -> AsyncIterator[tuple[int, Output]]:
         """(index of the job, output) in the order in which the engine makes them, until all have finished.
 

@@ -73,6 +73,13 @@ class ScriptedBackend:
     def prefill(self, chunks: Sequence[Span]) -> None:
         pass
 
+    def score(self, chunk: Span, following: Sequence[int], count: int) -> list[TokenLogprobs]:
+        """Every token of a prompt is as likely as its place is early."""
+        return [
+            TokenLogprobs(token, -0.125 * (chunk.start + place), tuple((300 + i, -9.0) for i in range(count)))
+            for place, token in enumerate(following, start=1)
+        ]
+
     def run(
         self, rows: Sequence[DecodeRow], steps: int, interrupt: Interrupt
     ) -> Iterator[Sequence[Sampled | None]]:
