@@ -72,6 +72,8 @@ class LLM:
 
     `source` is a Hugging Face folder, a .gguf file, or a built-in name such as "smollm2"; or None with
     `synthetic` naming a geometry to fill with random weights. `options` are the fields of EngineOptions.
+    `sampling` is what holds for a prompt without parameters: what the checkpoint's generation_config.json
+    asks for, unless `generation_config` is "none".
 
     Raises SourceError, CheckpointError or OptionError, whose message says what to change.
     """
@@ -83,6 +85,7 @@ class LLM:
         synthetic: str | None = None,
         device: str = "auto",
         dtype: str = "auto",
+        generation_config: str = "model",
         progress: Progress | None = None,
         **options: Any,
     ) -> None:
@@ -93,6 +96,7 @@ class LLM:
             device=device,
             dtype=dtype,
             options=engine_options,
+            generation_config=generation_config,
             progress=progress,
         )
         engine = AsyncEngine(
@@ -111,6 +115,7 @@ class LLM:
     def _attach(self, loaded: Loaded, engine: AsyncEngine) -> None:
         self.name = loaded.name
         self.tokenizer = loaded.tokenizer
+        self.sampling = SamplingParams(**loaded.sampling)
         self._engine = engine
 
     def generate(
@@ -156,7 +161,7 @@ class LLM:
         else:
             tokens = self._tokens(prompt)
         outputs: queue.SimpleQueue[Output] = queue.SimpleQueue()
-        request = self._engine.submit(tokens, params or SamplingParams(), outputs.put)
+        request = self._engine.submit(tokens, params or self.sampling, outputs.put)
         try:
             while True:
                 output = _checked(outputs.get())
@@ -184,7 +189,7 @@ class LLM:
     def _run(
         self, prompts: Sequence[list[int]], params: SamplingParams | Sequence[SamplingParams] | None
     ) -> list[Completion]:
-        return _Batch(self._engine, prompts, _spread(params, len(prompts))).run()
+        return _Batch(self._engine, prompts, _spread(params or self.sampling, len(prompts))).run()
 
 
 class _Batch:
@@ -248,9 +253,9 @@ def _is_prompt(given: Prompt | Sequence[Prompt]) -> TypeIs[Prompt]:
     return isinstance(given, str) or (len(given) > 0 and isinstance(given[0], int))
 
 
-def _spread(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> Sequence[SamplingParams]:
-    if params is None or isinstance(params, SamplingParams):
-        return [params or SamplingParams()] * count
+def _spread(params: SamplingParams | Sequence[SamplingParams], count: int) -> Sequence[SamplingParams]:
+    if isinstance(params, SamplingParams):
+        return [params] * count
     if len(params) != count:
         raise ValueError(f"{len(params)} sampling parameters for {count} prompts; give one, or one for each")
     return params

@@ -67,9 +67,11 @@ def _remote(url: str, sampling: SamplingFlags) -> Iterator[Answer]:
 def _local(model: ModelFlags, engine: EngineFlags, sampling: SamplingFlags) -> Iterator[Answer]:
     from headrace.llm import LLM
 
-    options, params = engine.options(), sampling.params()
+    options = engine.options()
+    sampling.params()  # a mistake should show before the load
     loaded = model.load(options)
     with LLM.over(loaded, engine.build(loaded, options)) as llm:
+        params = sampling.params(loaded.sampling)
         console.err.print(f"[dim]{loaded.name}. {_HELP}.[/]")
         yield lambda messages: _pieces(llm, messages, params)
 

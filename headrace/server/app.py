@@ -65,6 +65,7 @@ def create_app(loaded: Loaded, engine: AsyncEngine, options: ServerOptions) -> F
         engine=engine,
         format=chat_format,
         grammars=Grammars(loaded.tokenizer, chat_format, vocab_size=vocab_size),
+        sampling=loaded.sampling,
         keep_alive=options.keep_alive,
     )
     app = FastAPI(title="headrace", version=__version__)

@@ -251,13 +251,19 @@ def scripted_engine(tokenizer: Tokenizer, **options: Any) -> WatchedEngine:
 
 @contextmanager
 def scripted_server(
-    tokenizer: Tokenizer | None = None, served: Mapping[str, Any] | None = None, **options: Any
+    tokenizer: Tokenizer | None = None,
+    served: Mapping[str, Any] | None = None,
+    sampling: Mapping[str, Any] | None = None,
+    **options: Any,
 ) -> Iterator[Scripted]:
-    """A server on a free port; `served` are ServerOptions', `options` EngineOptions'."""
+    """A server on a free port; `served` are ServerOptions', `options` EngineOptions'.
+
+    `sampling` is what the checkpoint asks for.
+    """
     tokenizer = tokenizer or Tokenizer.synthetic(VOCABULARY)
     engine = scripted_engine(tokenizer, **options)
     model = SimpleNamespace(config=config(tokenizer.vocab_size))
-    loaded = Loaded("scripted", cast(Any, model), tokenizer)
+    loaded = Loaded("scripted", cast(Any, model), tokenizer, sampling=sampling or {})
     try:
         with serving(loaded, engine, **served or {}) as url:
             yield Scripted(url, tokenizer, engine, engine.backend)
