@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.model import paging, varlen
+from headrace.model.config import KVGroup
 from headrace.model.kv import BLOCK_TOKENS, KVCache
 from headrace.model.transformer import Model
 from headrace.model.writes import plan_writes
