@@ -47,9 +47,11 @@ def generate(
     with LLM.over(loaded, engine.build(loaded, options)) as llm:
         params = sampling.params(loaded.sampling)
         start, tokens = time.monotonic(), 0
-        for output in llm.stream([{"role": "user", "content": text}] if chat else text, params):
-            tokens += len(output.token_ids)
-            sys.stdout.write(output.text)
+        for piece in llm.stream([{"role": "user", "content": text}] if chat else text, params):
+            tokens += len(piece.token_ids)
+            if piece.reasoning:  # not a part of the answer
+                console.err.print(piece.reasoning, end="", markup=False, soft_wrap=True, style="dim")
+            sys.stdout.write(piece.text)
             sys.stdout.flush()
         sys.stdout.write("\n")
         console.say_rate(tokens, time.monotonic() - start)
