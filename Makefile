@@ -7,8 +7,10 @@ INSTALLED := $(if $(filter $(VENV)/bin/python,$(PY)),$(VENV)/.installed)
 # them on the same cores lose much.
 PARALLEL := -n auto --dist worksteal
 test coverage: export OMP_NUM_THREADS = 1
+# Where test-gpu keeps its figures.
+CHECKS ?= benchmarks/results/check-h200.json
 
-.PHONY: help install demo test test-gpu lint format bench coverage clean
+.PHONY: help install demo test test-gpu test-clients lint format bench coverage clean
 
 help:           ## list the targets
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
@@ -31,7 +33,10 @@ test: $(INSTALLED) ## all tests that need no GPU
 	$(PY) -m pytest -m "not gpu" $(PARALLEL)
 
 test-gpu: $(INSTALLED) ## the tests that need a Hopper GPU
-	$(PY) -m pytest -m gpu --gpu
+	$(PY) -m pytest -m gpu --gpu --checks $(CHECKS)
+
+test-clients: $(INSTALLED) ## nine real clients, installed from npm and PyPI, do a task on a scripted model
+	$(PY) -m tools.clients
 
 lint: $(INSTALLED) ## formatter, linter, strict types
 	$(PY) -m ruff format --check .

@@ -16,11 +16,16 @@ class ServerError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A piece of a streamed answer. The last one has no text but says why the answer ended and its tokens."""
+    """A piece of a streamed answer. The last one has no text but says why the answer ended and its tokens.
 
-    text: str
+    `reasoning` is what the model thinks before it speaks, `call` a part of a tool call as one can read it.
+    """
+
+    text: str = ""
     finish_reason: str | None = None
     completion_tokens: int | None = None
+    reasoning: str = ""
+    call: str = ""
 
 
 class Client:
@@ -119,11 +124,27 @@ def _pieces(response: http.client.HTTPResponse) -> Iterator[Piece]:
             raise ServerError(event["error"]["message"])
         for choice in event["choices"]:
             reason = choice["finish_reason"] or reason
-            if text := choice["delta"].get("content"):
-                yield Piece(text)
+            piece = _piece(choice["delta"])
+            if piece != Piece():
+                yield piece
         if event.get("usage"):
             yield Piece("", reason, event["usage"]["completion_tokens"])
     raise ServerError("the server broke off its answer")
+
+
+def _piece(delta: Mapping[str, Any]) -> Piece:
+    """A delta as a piece. Servers call reasoning by either of two names."""
+    functions = [call.get("function") or {} for call in delta.get("tool_calls") or ()]
+    return Piece(
+        delta.get("content") or "",
+        reasoning=delta.get("reasoning") or delta.get("reasoning_content") or "",
+        call="".join(call_text(each.get("name"), each.get("arguments")) for each in functions),
+    )
+
+
+def call_text(name: str | None, arguments: str | None) -> str:
+    """A part of a tool call for a reader: its name once, then its arguments."""
+    return (f"\n[calls {name}] " if name else "") + (arguments or "")
 
 
 def _message(body: bytes) -> str | None:

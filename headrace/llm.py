@@ -14,7 +14,7 @@ from __future__ import annotations
 import collections
 import queue
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -22,10 +22,12 @@ from typing import TYPE_CHECKING, Any
 from headrace.engine.async_engine import AsyncEngine
 from headrace.engine.build import build_engine
 from headrace.engine.options import EngineOptions
-from headrace.engine.request import FinishReason, Output, QueueFullError, Request
+from headrace.engine.request import FinishReason, Output, OutputSink, QueueFullError, Request
 from headrace.load import Loaded, load
 from headrace.model.progress import Progress
 from headrace.model.sampling import SamplingParams, TokenLogprobs
+from headrace.server.formats import Content, Event, Reasoning, choose_format
+from headrace.server.turn import Call, Message, Turn
 
 if TYPE_CHECKING:
     from typing_extensions import TypeIs  # of typing from Python 3.13 on
@@ -50,20 +52,76 @@ class Usage:
 
 @dataclass(slots=True)
 class Completion:
-    """What the model made of one prompt. `logprobs` is empty unless they were asked for."""
+    """What the model made of one prompt. `logprobs` and `prompt_logprobs` are empty unless asked for.
+
+    Of the answer to a conversation `text` is what was said; `reasoning` and `calls` stand apart from it, and
+    the markers between them are not shown.
+    """
 
     usage: Usage
     text: str = ""
+    reasoning: str = ""
+    calls: list[Call] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     finish_reason: str = ""
     logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
 
-    def add(self, output: Output) -> None:
-        self.text += output.text
-        self.token_ids += output.token_ids
-        self.logprobs += output.logprobs
-        self.finish_reason = output.finish_reason or ""
+    def add(self, piece: Piece) -> None:
+        message = Message(self.reasoning, self.text, self.calls)
+        message.add(piece.events)
+        self.text, self.reasoning = message.content, message.reasoning
+        self.token_ids += piece.token_ids
+        self.logprobs += piece.logprobs
+        self.finish_reason = piece.finish_reason or ""
         self.usage = Usage(self.usage.prompt_tokens, len(self.token_ids))
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What one step added to an answer; the last piece, and no other, has a `finish_reason`.
+
+    `events` are `Content`, `Reasoning` and the parts of tool calls (`headrace.server.formats.events`), in
+    the order in which the model made them.
+    """
+
+    events: Sequence[Event]
+    token_ids: Sequence[int]
+    logprobs: Sequence[TokenLogprobs] = ()
+    finish_reason: str | None = None
+
+    @property
+    def text(self) -> str:
+        """What was said."""
+        return "".join(event.text for event in self.events if isinstance(event, Content))
+
+    @property
+    def reasoning(self) -> str:
+        """What was thought before it was said."""
+        return "".join(event.text for event in self.events if isinstance(event, Reasoning))
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """A prompt on its way; the answer to a conversation has a turn, which parts it."""
+
+    prompt: list[int]
+    params: SamplingParams
+    turn: Turn | None = None
+
+    def submit(self, engine: AsyncEngine, sink: OutputSink) -> Request:
+        # Whoever parts an answer needs its markers as text.
+        return engine.submit(self.prompt, self.params, sink, keep_markers=self.turn is not None)
+
+    def read(self, output: Output) -> Piece:
+        """An output as a piece of the answer. Raises GenerationError if the engine failed."""
+        if output.finish_reason is FinishReason.ERROR:
+            raise GenerationError(output.error or "the engine failed")
+        if self.turn is None:
+            events = [Content(output.text)] if output.text else []
+            return Piece(events, output.token_ids, output.logprobs, output.finish_reason)
+        part = self.turn.take(output)
+        return Piece(part.events, output.token_ids, output.logprobs, self.turn.finish_reason)
 
 
 class LLM:
@@ -71,6 +129,8 @@ class LLM:
 
     `source` is a Hugging Face folder, a .gguf file, or a built-in name such as "smollm2"; or None with
     `synthetic` naming a geometry to fill with random weights. `options` are the fields of EngineOptions.
+    `sampling` is what holds for a prompt without parameters: what the checkpoint's generation_config.json
+    asks for, unless `generation_config` is "none".
 
     Raises SourceError, CheckpointError or OptionError, whose message says what to change.
     """
@@ -82,6 +142,7 @@ class LLM:
         synthetic: str | None = None,
         device: str = "auto",
         dtype: str = "auto",
+        generation_config: str = "model",
         progress: Progress | None = None,
         **options: Any,
     ) -> None:
@@ -92,6 +153,7 @@ class LLM:
             device=device,
             dtype=dtype,
             options=engine_options,
+            generation_config=generation_config,
             progress=progress,
         )
         engine = AsyncEngine(
@@ -110,6 +172,8 @@ class LLM:
     def _attach(self, loaded: Loaded, engine: AsyncEngine) -> None:
         self.name = loaded.name
         self.tokenizer = loaded.tokenizer
+        self.sampling = SamplingParams(**loaded.sampling)
+        self._format = choose_format(loaded.tokenizer)
         self._engine = engine
 
     def generate(
@@ -124,7 +188,8 @@ class LLM:
         Raises EngineError for a prompt that the engine cannot take, GenerationError if it fails.
         """
         listed = [prompts] if _is_prompt(prompts) else prompts
-        return self._run([self._tokens(prompt) for prompt in listed], params)
+        given = _spread(params or self.sampling, len(listed))
+        return _Batch(self._engine, list(map(self._continuation, listed, given))).run()
 
     def chat(
         self,
@@ -134,33 +199,37 @@ class LLM:
     ) -> list[Completion]:
         """Answer a conversation, or each of a list of them. `variables` reach the chat template.
 
+        A stop string ends what is said, and neither thoughts nor the arguments of calls.
+
         Raises ChatTemplateError besides what `generate` raises.
         """
         conversations = [messages] if _is_conversation(messages) else messages
-        prompts = [self.tokenizer.apply_chat_template(each, **variables) for each in conversations]
-        return self._run(prompts, params)
+        given = _spread(params or self.sampling, len(conversations))
+        jobs = [self._turn(each, own, variables) for each, own in zip(conversations, given, strict=True)]
+        return _Batch(self._engine, jobs).run()
 
     def stream(
         self,
         prompt: Prompt | Conversation,
         params: SamplingParams | None = None,
         **variables: Any,
-    ) -> Generator[Output, None, None]:
-        """The outputs for one prompt or conversation as they are made; leaving the iteration cancels it.
+    ) -> Generator[Piece, None, None]:
+        """The pieces of one answer as they are made; leaving the iteration cancels it.
 
         The request is queued at the first `next`, which raises what `generate` would.
         """
+        given = params or self.sampling
         if _is_conversation(prompt):
-            tokens = self.tokenizer.apply_chat_template(prompt, **variables)
+            job = self._turn(prompt, given, variables)
         else:
-            tokens = self._tokens(prompt)
+            job = self._continuation(prompt, given)
         outputs: queue.SimpleQueue[Output] = queue.SimpleQueue()
-        request = self._engine.submit(tokens, params or SamplingParams(), outputs.put)
+        request = job.submit(self._engine, outputs.put)
         try:
             while True:
-                output = _checked(outputs.get())
-                yield output
-                if output.finish_reason is not None:
+                piece = job.read(outputs.get())
+                yield piece
+                if piece.finish_reason is not None:
                     return
         finally:
             self._engine.cancel(request)
@@ -177,30 +246,30 @@ class LLM:
     ) -> None:
         self.close()
 
-    def _tokens(self, prompt: Prompt) -> list[int]:
-        return self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+    def _continuation(self, prompt: Prompt, params: SamplingParams) -> _Job:
+        return _Job(self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt), params)
 
-    def _run(
-        self, prompts: Sequence[list[int]], params: SamplingParams | Sequence[SamplingParams] | None
-    ) -> list[Completion]:
-        return _Batch(self._engine, prompts, _spread(params, len(prompts))).run()
+    def _turn(self, messages: Conversation, params: SamplingParams, variables: Mapping[str, Any]) -> _Job:
+        text = self.tokenizer.render_chat(messages, **variables)
+        prompt = self.tokenizer.encode(text, add_special_tokens=False)
+        turn = Turn(self._format.parser(text), stop=params.stop)
+        return _Job(prompt, replace(params, stop=()), turn)
 
 
 class _Batch:
     """Prompts on their way through the engine, with no more of them queued than its queue holds."""
 
-    def __init__(
-        self, engine: AsyncEngine, prompts: Sequence[list[int]], params: Sequence[SamplingParams]
-    ) -> None:
+    def __init__(self, engine: AsyncEngine, jobs: Sequence[_Job]) -> None:
         self._engine = engine
-        self._jobs = collections.deque(enumerate(zip(prompts, params, strict=True)))
-        self._completions = [Completion(Usage(len(prompt), 0)) for prompt in prompts]
+        self._jobs = jobs
+        self._waiting = collections.deque(range(len(jobs)))
+        self._completions = [Completion(Usage(len(job.prompt), 0)) for job in jobs]
         self._outputs: queue.SimpleQueue[tuple[int, Output]] = queue.SimpleQueue()
         self._running: dict[int, Request] = {}
 
     def run(self) -> list[Completion]:
         try:
-            while self._jobs or self._running:
+            while self._waiting or self._running:
                 self._submit()
                 self._receive()
         finally:
@@ -210,14 +279,13 @@ class _Batch:
 
     def _submit(self) -> None:
         """Submit as many as the engine takes now."""
-        while self._jobs:
-            index, (prompt, params) = self._jobs[0]
+        while self._waiting:
+            index = self._waiting[0]
             try:
-                request = self._engine.submit(prompt, params, partial(self._deliver, index))
+                self._running[index] = self._jobs[index].submit(self._engine, partial(self._deliver, index))
             except QueueFullError:
                 return
-            self._running[index] = request
-            self._jobs.popleft()
+            self._waiting.popleft()
 
     def _deliver(self, index: int, output: Output) -> None:
         self._outputs.put((index, output))
@@ -225,18 +293,18 @@ class _Batch:
     def _receive(self) -> None:
         """Wait for an output; not for ever while jobs are left, since others may have filled the queue."""
         try:
-            index, output = self._outputs.get(timeout=_BUSY_SECONDS if self._jobs else None)
+            index, output = self._outputs.get(timeout=_BUSY_SECONDS if self._waiting else None)
         except queue.Empty:
             return
-        if output.finish_reason is not None:
-            del self._running[index]
-        self._completions[index].add(_checked(output))
-
-
-def _checked(output: Output) -> Output:
-    if output.finish_reason is FinishReason.ERROR:
-        raise GenerationError(output.error or "the engine failed")
-    return output
+        if index not in self._running:
+            return
+        piece = self._jobs[index].read(output)
+        self._completions[index].add(piece)
+        if piece.finish_reason is not None:
+            request = self._running.pop(index)
+            self._completions[index].prompt_logprobs = request.prompt_logprobs
+            if output.finish_reason is None:  # its turn has ended before the engine knows
+                self._engine.cancel(request)
 
 
 def _is_conversation(given: Prompt | Conversation | Sequence[Conversation]) -> TypeIs[Conversation]:
@@ -247,9 +315,9 @@ def _is_prompt(given: Prompt | Sequence[Prompt]) -> TypeIs[Prompt]:
     return isinstance(given, str) or (len(given) > 0 and isinstance(given[0], int))
 
 
-def _spread(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> Sequence[SamplingParams]:
-    if params is None or isinstance(params, SamplingParams):
-        return [params or SamplingParams()] * count
+def _spread(params: SamplingParams | Sequence[SamplingParams], count: int) -> Sequence[SamplingParams]:
+    if isinstance(params, SamplingParams):
+        return [params] * count
     if len(params) != count:
         raise ValueError(f"{len(params)} sampling parameters for {count} prompts; give one, or one for each")
     return params

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -12,6 +14,7 @@ from headrace.engine.decode import choose_decode
 from headrace.engine.options import EngineOptions
 from headrace.model.checkpoint import load_model, read_config
 from headrace.model.config import ModelConfig
+from headrace.model.defaults import sampling_defaults
 from headrace.model.progress import Progress
 from headrace.model.synthetic import preset, synthetic_model
 from headrace.model.tokenizer import Tokenizer
@@ -20,6 +23,7 @@ from headrace.step.pack import PackedWeights, pack_checkpoint, pack_synthetic
 from headrace.step.packed_model import packed_model
 
 BUILT_IN = ("smollm2", "north-micro")
+GENERATION_CONFIGS = ("model", "none")
 
 
 class SourceError(ValueError):
@@ -30,13 +34,15 @@ class SourceError(ValueError):
 class Loaded:
     """A model with its tokenizer, and the name under which it is served.
 
-    `weights` are the pages that the model reads, if it was loaded for the decode kernel.
+    `weights` are the pages that the model reads, if it was loaded for the decode kernel. `sampling` holds the
+    SamplingParams that the checkpoint asks for; they count where nobody says otherwise.
     """
 
     name: str
     model: Model
     tokenizer: Tokenizer
     weights: PackedWeights | None = None
+    sampling: Mapping[str, Any] = field(default_factory=dict)
 
 
 def resolve(source: str) -> Path:
@@ -64,6 +70,7 @@ def load(
     device: str = "auto",
     dtype: str = "auto",
     options: EngineOptions | None = None,
+    generation_config: str = "model",
     progress: Progress | None = None,
 ) -> Loaded:
     """Load the checkpoint at `source`, or make the synthetic model called `synthetic` (one of the two).
@@ -72,12 +79,16 @@ def load(
     copy of them serves kernel and prompts. Without `options` the model is a plain one.
 
     `device` is auto (CUDA if there is one), cpu or cuda. `dtype` is auto, bfloat16 or float32; auto is
-    bfloat16 on a GPU and float32 on a CPU.
+    bfloat16 on a GPU and float32 on a CPU. `generation_config` is model, for the sampling that the
+    checkpoint's generation_config.json asks for, or none, to leave that out.
 
     Raises SourceError, CheckpointError for a checkpoint that cannot be used, or OptionError.
     """
     if (source is None) == (synthetic is None):
         raise SourceError("give either a model or --synthetic NAME, not both and not neither")
+    if generation_config not in GENERATION_CONFIGS:
+        known = " or ".join(GENERATION_CONFIGS)
+        raise SourceError(f"generation_config {generation_config!r} is unknown: choose {known}")
     target = choose_device(device)
     precision = choose_dtype(dtype, target)
     if synthetic is not None:
@@ -86,8 +97,9 @@ def load(
     assert source is not None
     path = resolve(source)
     tokenizer = Tokenizer.from_pretrained(path)
+    sampling = sampling_defaults(path) if generation_config == "model" else {}
     model, weights = _read(path, target, precision, options, progress)
-    return Loaded(_served_name(source, path), model, tokenizer, weights)
+    return Loaded(_served_name(source, path), model, tokenizer, weights, sampling)
 
 
 def _make(

@@ -135,7 +135,7 @@ def test_ctrl_c_stops_the_answer_and_keeps_what_was_said(capsys: pytest.CaptureF
         finally:
             closed.append(True)
 
-    assert _speak(interrupted, []) == "Well, "
+    assert _speak(interrupted, []) == {"role": "assistant", "content": "Well, "}
     assert closed == [True]
     assert "Stopped." in capsys.readouterr().err
 
@@ -240,6 +240,16 @@ def test_serve_as_a_user_runs_it() -> None:
             said = process.stderr.read()
             assert f"Serving tiny at http://127.0.0.1:{port}/v1" in " ".join(said.split())
             assert "Traceback" not in said
+            [ended, left] = [line for line in said.splitlines() if "path=/v1/chat/completions" in line]
+            assert " INFO headrace.server.request_log: id=req_" in ended
+            assert "completion_tokens=3" in ended
+            assert ended.endswith("cancelled=false")
+            assert left.endswith("cancelled=true")
+            [ended, left] = [line for line in said.splitlines() if "path=/v1/chat/completions" in line]
+            assert " INFO headrace.server.request_log: id=req_" in ended
+            assert "completion_tokens=3" in ended
+            assert ended.endswith("cancelled=false")
+            assert left.endswith("cancelled=true")
         finally:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()

@@ -9,6 +9,7 @@ import typer
 from headrace import __version__
 from headrace.cli.bench import bench_app
 from headrace.cli.chat import chat
+from headrace.cli.check import check
 from headrace.cli.console import out
 from headrace.cli.generate import generate
 from headrace.cli.info import info
@@ -23,7 +24,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for each in (serve, chat, generate, info):
+for each in (serve, chat, generate, info, check):
     command(app)(each)
 app.add_typer(plan_app, name="plan")
 app.add_typer(bench_app, name="bench")

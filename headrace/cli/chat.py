@@ -11,11 +11,12 @@ import typer
 
 from headrace.cli import console
 from headrace.cli.options import EngineFlags, ModelFlags, SamplingFlags
-from headrace.client import Client, Piece
+from headrace.client import Client, Piece, call_text
 
 if TYPE_CHECKING:
     from headrace.llm import LLM
     from headrace.model.sampling import SamplingParams
+    from headrace.server.formats import Event
 
 Messages = list[dict[str, Any]]
 Answer = Callable[[Messages], Generator[Piece, None, None]]
@@ -67,21 +68,39 @@ def _remote(url: str, sampling: SamplingFlags) -> Iterator[Answer]:
 def _local(model: ModelFlags, engine: EngineFlags, sampling: SamplingFlags) -> Iterator[Answer]:
     from headrace.llm import LLM
 
-    options, params = engine.options(), sampling.params()
+    options = engine.options()
+    sampling.params()  # a mistake should show before the load
     loaded = model.load(options)
     with LLM.over(loaded, engine.build(loaded, options)) as llm:
+        params = sampling.params(loaded.sampling)
         console.err.print(f"[dim]{loaded.name}. {_HELP}.[/]")
         yield lambda messages: _pieces(llm, messages, params)
 
 
 def _pieces(llm: LLM, messages: Messages, params: SamplingParams) -> Generator[Piece, None, None]:
     tokens = 0
-    for output in llm.stream(messages, params):
-        tokens += len(output.token_ids)
-        if output.text:
-            yield Piece(output.text)
-        if output.finish_reason is not None:
-            yield Piece("", output.finish_reason, tokens)
+    for made in llm.stream(messages, params):
+        tokens += len(made.token_ids)
+        for event in made.events:
+            yield _piece(event)
+        if made.finish_reason is not None:
+            yield Piece("", made.finish_reason, tokens)
+
+
+def _piece(event: Event) -> Piece:
+    from headrace.server.formats import CallArguments, CallEnd, CallStart, Content, Reasoning
+
+    match event:
+        case Content(text):
+            return Piece(text)
+        case Reasoning(text):
+            return Piece(reasoning=text)
+        case CallStart(_, name):
+            return Piece(call=call_text(name, None))
+        case CallArguments(_, text):
+            return Piece(call=text)
+        case CallEnd():
+            return Piece()
 
 
 def _converse(answer: Answer, opening: Messages) -> None:
@@ -99,7 +118,7 @@ def _converse(answer: Answer, opening: Messages) -> None:
             console.err.print(f"[dim]{_HELP}.[/]")
         elif line:
             messages.append({"role": "user", "content": line})
-            messages.append({"role": "assistant", "content": _speak(answer, messages)})
+            messages.append(_speak(answer, messages))
 
 
 def _read() -> str | None:
@@ -111,19 +130,47 @@ def _read() -> str | None:
         return None
 
 
-def _speak(answer: Answer, messages: Messages) -> str:
-    """Print the answer as it comes. What there was of one that the user stopped counts as the answer."""
-    said: list[str] = []
+def _speak(answer: Answer, messages: Messages) -> dict[str, Any]:
+    """Print the answer as it comes, thoughts and calls dimmed and apart from what is said; the answer as a
+    message. What there was of one that the user stopped counts as the answer.
+    """
+    told = _Told()
     start = time.monotonic()
     with contextlib.closing(answer(messages)) as pieces:
         try:
             for piece in pieces:
-                said.append(piece.text)
-                console.out.print(piece.text, end="", markup=False, soft_wrap=True)
+                told.add(piece)
                 if piece.completion_tokens is not None:
                     console.out.print()
                     console.say_rate(piece.completion_tokens, time.monotonic() - start)
         except KeyboardInterrupt:
             console.out.print()
             console.err.print("[dim]Stopped.[/]")
-    return "".join(said)
+    return told.message
+
+
+class _Told:
+    """What has been printed of an answer."""
+
+    def __init__(self) -> None:
+        self._parts = {"reasoning": "", "text": "", "call": ""}
+        self._last = ""
+
+    def add(self, piece: Piece) -> None:
+        for kind in self._parts:
+            if text := getattr(piece, kind):
+                self._begin(kind, text)
+                self._parts[kind] += text
+                style = None if kind == "text" else "dim"
+                console.out.print(text, end="", markup=False, soft_wrap=True, style=style)
+
+    def _begin(self, kind: str, text: str) -> None:
+        """A line's end between thoughts, words and calls."""
+        if self._last not in ("", kind) and not text.startswith("\n"):
+            console.out.print()
+        self._last = kind
+
+    @property
+    def message(self) -> dict[str, Any]:
+        message = {"role": "assistant", "content": self._parts["text"]}
+        return message | ({"reasoning": reasoning} if (reasoning := self._parts["reasoning"]) else {})

@@ -30,6 +30,14 @@ def configure_logging() -> None:
     logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[handler], force=True)
 
 
+def configure_server_logging() -> None:
+    """Log to stderr in plain lines with their time, those of the server about each request among them."""
+    handler = logging.StreamHandler()
+    form = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+    logging.basicConfig(level=logging.WARNING, format=form, handlers=[handler], force=True)
+    logging.getLogger("headrace").setLevel(logging.INFO)
+
+
 class Bars:
     """A bar for each task of the model's code (`headrace.model.progress.Progress`), one after another."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from dataclasses import replace
 from typing import Annotated
 
 import typer
@@ -37,20 +38,24 @@ def generate(
 
     if model.synthetic is not None and prompt is None:
         model, prompt = _without_model(model), model.model
-    options, params = engine.options(), sampling.params()
+    options = engine.options()
+    sampling.params()  # a mistake should show before the load
     text = sys.stdin.read() if prompt is None else prompt
     if not text:
         raise console.RefusedError("the prompt is empty: give it as an argument or on standard input")
     loaded = model.load(options)
     with LLM.over(loaded, engine.build(loaded, options)) as llm:
+        params = sampling.params(loaded.sampling)
         start, tokens = time.monotonic(), 0
-        for output in llm.stream([{"role": "user", "content": text}] if chat else text, params):
-            tokens += len(output.token_ids)
-            sys.stdout.write(output.text)
+        for piece in llm.stream([{"role": "user", "content": text}] if chat else text, params):
+            tokens += len(piece.token_ids)
+            if piece.reasoning:  # not a part of the answer
+                console.err.print(piece.reasoning, end="", markup=False, soft_wrap=True, style="dim")
+            sys.stdout.write(piece.text)
             sys.stdout.flush()
         sys.stdout.write("\n")
         console.say_rate(tokens, time.monotonic() - start)
 
 
 def _without_model(model: ModelFlags) -> ModelFlags:
-    return ModelFlags(synthetic=model.synthetic, device=model.device, dtype=model.dtype)
+    return replace(model, model=None)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
@@ -25,29 +25,34 @@ if TYPE_CHECKING:
 
 REFUSED = 2  # the exit code for what cannot be done, as for wrong usage
 
+SAMPLING = {"temperature": 0.7, "top_p": 0.95}  # for models that do not say how they want to be sampled
+
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+
+Source = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="MODEL",
+        help="A Hugging Face folder, a .gguf file, or one of: smollm2, north-micro.",
+        show_default=False,
+    ),
+]
+Synthetic = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="The shape of NAME (such as north-mini-code) with random weights, in place of a MODEL.",
+        show_default=False,
+    ),
+]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelFlags:
     """Which model, and where it runs."""
 
-    model: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="MODEL",
-            help="A Hugging Face folder, a .gguf file, or one of: smollm2, north-micro.",
-            show_default=False,
-        ),
-    ] = None
-    synthetic: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="Random weights in the shape of NAME (such as north-mini-code) in place of a MODEL.",
-            show_default=False,
-        ),
-    ] = None
+    model: Source = None
+    synthetic: Synthetic = None
     device: Annotated[str, typer.Option(metavar="auto|cpu|cuda", help="Where the model runs.")] = "auto"
     dtype: Annotated[
         str,
@@ -56,6 +61,13 @@ class ModelFlags:
             help="Precision of weights and KV; auto is bfloat16 on a GPU, float32 on a CPU.",
         ),
     ] = "auto"
+    generation_config: Annotated[
+        str,
+        typer.Option(
+            metavar="model|none",
+            help="Sampling where nobody says otherwise: as generation_config.json asks, or plain.",
+        ),
+    ] = "model"
 
     def load(self, options: EngineOptions) -> Loaded:
         """The model for an engine with `options`, with progress bars while it loads."""
@@ -68,6 +80,7 @@ class ModelFlags:
                 device=self.device,
                 dtype=self.dtype,
                 options=options,
+                generation_config=self.generation_config,
                 progress=bars,
             )
 
@@ -133,10 +146,20 @@ class EngineFlags:
 class SamplingFlags:
     """How answers are sampled."""
 
-    temperature: Annotated[float, typer.Option(help="0 always takes the most likely token.")] = 0.7
-    top_p: Annotated[float, typer.Option(help="Draw from the most likely tokens that make up this much.")] = (
-        0.95
-    )
+    temperature: Annotated[
+        float | None,
+        typer.Option(
+            help="0 always takes the most likely token. Default: the model's own, else 0.7.",
+            show_default=False,
+        ),
+    ] = None
+    top_p: Annotated[
+        float | None,
+        typer.Option(
+            help="Draw from the likeliest tokens of this much in all. Default: the model's own, else 0.95.",
+            show_default=False,
+        ),
+    ] = None
     max_tokens: Annotated[
         int | None,
         typer.Option(help="Longest answer. Default: what is left of the context.", show_default=False),
@@ -145,9 +168,12 @@ class SamplingFlags:
         None
     )
 
-    def params(self) -> SamplingParams:
-        """Raises ParameterError for a value out of range."""
-        return SamplingParams(**self.values())
+    def params(self, defaults: Mapping[str, Any] | None = None) -> SamplingParams:
+        """What was given over what the model asks for, or over our own defaults if it asks for nothing.
+
+        Raises ParameterError for a value out of range.
+        """
+        return SamplingParams(**dict(defaults or SAMPLING) | self.values())
 
     def values(self) -> dict[str, Any]:
         """What was given, under the names that SamplingParams and the HTTP endpoint share."""

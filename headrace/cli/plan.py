@@ -10,7 +10,7 @@ import typer
 from rich.table import Table
 
 from headrace.cli import console
-from headrace.cli.options import command
+from headrace.cli.options import Source, Synthetic, command
 
 if TYPE_CHECKING:
     from headrace.model.config import ModelConfig
@@ -25,20 +25,8 @@ UNSOUND = 1  # the exit code for a plan with faults
 class PlanFlags:
     """Which plan."""
 
-    model: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="MODEL",
-            help="A Hugging Face folder, a .gguf file, or one of: smollm2, north-micro.",
-            show_default=False,
-        ),
-    ] = None
-    synthetic: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME", help="The shape of NAME (such as north-mini-code) alone.", show_default=False
-        ),
-    ] = None
+    model: Source = None
+    synthetic: Synthetic = None
     rows: Annotated[int, typer.Option(help="Rows that a step can have: 1, 2, 4, 8 or 16.")] = 1
     sms: Annotated[int, typer.Option(help="Multiprocessors that share the work: an H200 has 132.")] = 132
 

@@ -67,7 +67,8 @@ def serve(model: ModelFlags, engine: EngineFlags, listen: ListenFlags) -> None:
     """Serve a model behind an endpoint that speaks the protocols of OpenAI and Anthropic.
 
     It answers POST /v1/chat/completions, /v1/completions, /v1/responses and /v1/messages, streaming or not,
-    GET /v1/models and GET /health. Ctrl-C stops it, after answers under way have had a few seconds to end.
+    GET /v1/models, /health, /ready and /metrics. A line for each request goes to stderr. Ctrl-C stops it,
+    after answers under way have had a few seconds to end.
 
     Example: headrace serve smollm2 --port 8000
     """
@@ -80,6 +81,7 @@ def serve(model: ModelFlags, engine: EngineFlags, listen: ListenFlags) -> None:
         with contextlib.closing(engine.build(loaded, options)) as core:
             app = create_app(loaded, core, server_options)
             name = listen.served_name or loaded.name
+            console.configure_server_logging()
             run(app, socket, on_ready=lambda url: _announce(name, url, core.max_context))
 
 

@@ -6,7 +6,8 @@ import logging
 import threading
 from collections.abc import Sequence
 
-from headrace.engine.engine import Engine, EngineState
+from headrace.engine.counters import Counters
+from headrace.engine.engine import Engine, EngineState, KVUse
 from headrace.engine.request import OutputSink, Request
 from headrace.model.constraint import Constraint
 from headrace.model.sampling import SamplingParams
@@ -37,8 +38,30 @@ class AsyncEngine:
         return self._thread.is_alive() and self.error is None
 
     @property
+    def unready(self) -> str | None:
+        """Why requests cannot be served now; None when they can."""
+        if self.error is not None:
+            return self.error
+        if self._closed:
+            return "the server is shutting down"
+        return None if self._thread.is_alive() else "the engine has not started yet"
+
+    @property
+    def dead(self) -> bool:
+        """Whether it has ended, and will serve nothing any more."""
+        return self.error is not None or (self._thread.ident is not None and not self._thread.is_alive())
+
+    @property
     def state(self) -> EngineState:
         return self._engine.state
+
+    @property
+    def counters(self) -> Counters:
+        return self._engine.counters
+
+    @property
+    def kv_use(self) -> dict[str, KVUse]:
+        return self._engine.kv_use
 
     def start(self) -> None:
         self._thread.start()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import bisect
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import torch
 
@@ -12,7 +13,7 @@ from headrace.engine.backend import DecodeBackend, Prefiller
 from headrace.engine.blocks import BlockManager
 from headrace.engine.decode import choose_decode, kernel_obstacle, make_backend
 from headrace.engine.engine import Engine
-from headrace.engine.options import EngineOptions, OptionError
+from headrace.engine.options import GPU_CHUNK, EngineOptions, OptionError
 from headrace.engine.pace import Pace
 from headrace.engine.scheduler import Scheduler
 from headrace.model.config import KVGroup, ModelConfig
@@ -43,6 +44,8 @@ def build_engine(
     name cannot run the model.
     """
     device, dtype = model.device, model.dtype
+    if options.prefill_chunk is None and device.type == "cuda":
+        options = replace(options, prefill_chunk=GPU_CHUNK)
     decode = choose_decode(options, model.config, device=device, dtype=dtype)
     if say is not None and decode == "torch" != options.decode and device.type == "cuda":
         reason = kernel_obstacle(options, model.config, device=device, dtype=dtype)
@@ -123,7 +126,7 @@ def assemble_engine(
     """An engine from its parts."""
     scheduler = Scheduler(
         BlockManager(sizes, window=config.window, prefix_cache=options.prefix_cache),
-        pace=Pace(most=options.prefill_chunk, gap=options.max_decode_gap / 1000),
+        pace=Pace(most=options.chunk, gap=options.max_decode_gap / 1000),
         max_sequences=options.max_sequences,
         max_steps=min(options.steps, backend.max_steps),
     )
@@ -143,7 +146,7 @@ def _sliding_blocks(config: ModelConfig, options: EngineOptions, full: int) -> i
     if config.window is None:
         return 0
     resting = blocks_for(config.window) + 2 + blocks_for(options.steps)
-    running = options.max_sequences * resting + blocks_for(options.prefill_chunk) + 1
+    running = options.max_sequences * resting + blocks_for(options.chunk) + 1
     if not options.prefix_cache:
         return running
     conversations = -(-full * BLOCK_TOKENS // CONVERSATION_TOKENS)

@@ -26,11 +26,14 @@ from headrace.engine.request import (
     PromptError,
     QueueFullError,
     Request,
+    ScoringError,
 )
 from headrace.engine.scheduler import Plan, Scheduler
+from headrace.engine.scoring import Scorer, score_chunk
 from headrace.engine.sequence import NO_SLOT, Sequence
 from headrace.engine.text import TextAssembler
 from headrace.model.constraint import Constraint
+from headrace.model.kv import NO_BLOCK
 from headrace.model.sampler import NO_TOKEN, Sampled
 from headrace.model.sampling import SamplingParams
 from headrace.model.tokenizer import Tokenizer
@@ -53,6 +56,20 @@ class EngineState:
     free_blocks: dict[str, int]
 
 
+@dataclass(frozen=True, slots=True)
+class KVUse:
+    """Blocks of one group: all, the free ones, and those that running requests hold. The rest is cached."""
+
+    total: int
+    free: int
+    held: int
+
+    @property
+    def cached(self) -> int:
+        """Blocks that only the prefix cache holds; they make way for requests."""
+        return max(0, self.total - self.free - self.held)  # the figures need not be of one moment
+
+
 class Engine:
     """Requests in, tokens out."""
 
@@ -72,12 +89,13 @@ class Engine:
         self._backend = backend
         self._prefiller = prefiller
         self._scheduler = scheduler
+        self.counters = scheduler.counters
         self._tokenizer = tokenizer
         self._queue = queue
         self._lock = threading.Lock()  # guards the inboxes and what stops them
         self._dead: str | None = None
         self._arrived: collections.deque[Sequence] = collections.deque()
-        self._cancelled: set[Request] = set()
+        self._cancelled: dict[Request, int] = {}  # with how many steps had been run by then
         self._live: dict[Request, Sequence] = {}
         self._interrupt = threading.Event()
 
@@ -100,6 +118,8 @@ class Engine:
         """
         if constraint is not None and not takes_constraints(self._backend):
             raise ConstraintError(f"the {self._backend.name} backend cannot keep to a grammar")
+        if params.prompt_logprobs is not None and not isinstance(self._prefiller, Scorer):
+            raise ScoringError("this backend cannot give the log-probabilities of a prompt")
         request = self._make_request(prompt, params, sink)
         request.constraint = constraint
         stream = self._tokenizer.stream(skip_special_tokens=not keep_markers)
@@ -120,7 +140,7 @@ class Engine:
     def cancel(self, request: Request) -> None:
         """End a request, wherever it is. Does nothing for one that has ended."""
         with self._lock:
-            self._cancelled.add(request)
+            self._cancelled.setdefault(request, self.counters.steps)
         self._interrupt.set()
 
     def _make_request(self, prompt: Seq[int], params: SamplingParams, sink: OutputSink) -> Request:
@@ -132,7 +152,8 @@ class Engine:
             )
         params.check_vocabulary(self.vocab_size)
         left = self.max_context - len(prompt)
-        if left < 1 or (params.max_tokens or 0) > left:
+        least = 0 if params.max_tokens == 0 else 1
+        if left < least or (params.max_tokens or 0) > left:
             raise ContextLengthError(limit=self.max_context, prompt=len(prompt), requested=params.max_tokens)
         stops = set(params.stop_token_ids)
         if not params.ignore_eos:
@@ -163,40 +184,61 @@ class Engine:
         self._interrupt.clear()
         with self._lock:
             arrived, self._arrived = self._arrived, collections.deque()
-            cancelled, self._cancelled = self._cancelled, set()
+            cancelled, self._cancelled = self._cancelled, {}
             self._scheduler.waiting.extend(arrived)
         for sequence in arrived:
             self._live[sequence.request] = sequence
-        for request in cancelled:
-            self._drop(request)
-        return self._scheduler.schedule()
+        for request, steps in cancelled.items():
+            self._drop(request, steps)
+        plan = self._scheduler.schedule()
+        for sequence in plan.filled:
+            self._end(sequence)
+            sequence.request.sink(Output("", (), finish_reason=FinishReason.LENGTH))
+        return plan
 
     def run(self, plan: Plan) -> Iterator[Seq[Sampled | None]]:
         """The plan's chunks, then its rows; yields what the rows made, step by step."""
         start = time.perf_counter()
         if plan.chunks:
-            self._prefiller.prefill(plan.chunks)
-            for span, sequence in zip(plan.chunks, plan.chunk_owners, strict=True):
-                sequence.computed = span.end
+            self._fill(plan)
         prefilled = time.perf_counter()
         steps = 0
         if plan.rows:
             for sampled in self._backend.run(plan.rows, plan.steps, self._interrupt):
                 steps += 1
                 yield sampled
+        decode = time.perf_counter() - prefilled
+        prompt_tokens = sum(len(span.tokens) for span in plan.chunks)
         self._scheduler.pace.observe(
-            prompt_tokens=sum(len(span.tokens) for span in plan.chunks),
-            prefill=prefilled - start,
-            decode=time.perf_counter() - prefilled,
-            steps=steps,
+            prompt_tokens=prompt_tokens, prefill=prefilled - start, decode=decode, steps=steps
         )
+        self.counters.prefilled_tokens += prompt_tokens
+        self.counters.prefill_seconds += prefilled - start
+        self.counters.decode_seconds += decode
+
+    def _fill(self, plan: Plan) -> None:
+        """Feed the plan's chunks."""
+        pairs = list(zip(plan.chunks, plan.chunk_owners, strict=True))
+        if plain := [span for span, sequence in pairs if not sequence.request.wants_scores]:
+            self._prefiller.prefill(plain)
+        for span, sequence in pairs:
+            sequence.computed = span.end
+            if sequence.request.wants_scores:
+                assert isinstance(self._prefiller, Scorer)
+                if not score_chunk(self._prefiller, span, sequence.request):
+                    self._give_up(sequence)
 
     def postprocess(self, plan: Plan, sampled: Seq[Sampled | None]) -> None:
         """Append each row's token, end those that are done, and tell whoever waits."""
+        rows = 0
         for sequence, item in zip(plan.row_owners, sampled, strict=True):
-            if item is not None and not sequence.ended:
+            if item is None:
+                continue
+            rows += 1
+            if not sequence.ended:
                 sequence.computed += 1
                 self._append(sequence, item)
+        self.counters.count_step(rows)
 
     def reclaim(self) -> None:
         """Free the blocks that the call now over was the last to read."""
@@ -217,6 +259,16 @@ class Engine:
         self._scheduler.check()
 
     @property
+    def kv_use(self) -> dict[str, KVUse]:
+        """What becomes of the blocks of each group. Any thread; it looks through the block tables."""
+        pools, running = self._scheduler.blocks.pools, list(self._scheduler.running)
+        use = {}
+        for group, pool in pools.items():
+            held: set[int] = {NO_BLOCK}.union(*(sequence.blocks.tables[group] for sequence in running))
+            use[group.value] = KVUse(total=pool.size, free=pool.free, held=len(held) - 1)
+        return use
+
+    @property
     def state(self) -> EngineState:
         scheduler = self._scheduler
         return EngineState(
@@ -233,6 +285,7 @@ class Engine:
             self._give_up(sequence)
             return
         request.output.append(token)
+        self.counters.generated_tokens += 1
         if request.constraint is not None:
             request.constraint.accept(token)
         reason: FinishReason | None = None
@@ -261,14 +314,15 @@ class Engine:
         text = sequence.assembler.finish()
         request.sink(Output(text, (), finish_reason=FinishReason.ERROR, error=UNUSABLE.format(made=made)))
 
-    def _drop(self, request: Request) -> None:
-        """Cancel a request that is known and has not ended."""
+    def _drop(self, request: Request, steps: int) -> None:
+        """Cancel a request that is known and has not ended; `steps` had been run when that was asked for."""
         sequence = self._live.get(request)
         if sequence is None:
             return
         if sequence.slot == NO_SLOT:
             self._scheduler.remove_waiting(sequence)
         self._end(sequence)
+        self.counters.count_cancellation(steps_before=steps)
         request.sink(Output("", (), finish_reason=FinishReason.CANCELLED))
         self.reclaim()
 

@@ -9,6 +9,11 @@ from dataclasses import dataclass
 
 DECODE_BACKENDS = ("auto", "kernel", "torch", "oracle")
 
+# Tokens of prompts in one step. A GPU reads all experts however many there are: the more share the reading, the
+# better.
+GPU_CHUNK = 8192
+CPU_CHUNK = 512
+
 
 class OptionError(ValueError):
     """An engine option that cannot work; `option` names it, the message says what to do."""
@@ -24,7 +29,7 @@ class EngineOptions:
 
     max_sequences   sequences that run at the same time; further ones wait
     max_context     tokens of prompt and answer together; None: what the model and the pool allow
-    prefill_chunk   tokens of prompts that one step takes in at most
+    prefill_chunk   tokens of prompts that one step takes in at most; None: GPU_CHUNK on a GPU, else CPU_CHUNK
     max_decode_gap  milliseconds that a prompt may keep running answers waiting for their next token: chunks
                     are made smaller to fit
     prefix_cache    keep the KV of past requests for those that begin in the same way
@@ -38,7 +43,7 @@ class EngineOptions:
 
     max_sequences: int = 16
     max_context: int | None = None
-    prefill_chunk: int = 512
+    prefill_chunk: int | None = None
     max_decode_gap: float = 40.0
     prefix_cache: bool = True
     kv_memory: int | None = None
@@ -46,10 +51,16 @@ class EngineOptions:
     steps: int = 16
     decode: str = "auto"
 
+    @property
+    def chunk(self) -> int:
+        """`prefill_chunk`, or what it is on a CPU."""
+        return CPU_CHUNK if self.prefill_chunk is None else self.prefill_chunk
+
     def __post_init__(self) -> None:
         for option in ("max_sequences", "prefill_chunk", "queue", "steps"):
-            if getattr(self, option) < 1:
-                raise OptionError(option, f"is {getattr(self, option)}; give a number from 1 up")
+            value = getattr(self, option)
+            if value is not None and value < 1:
+                raise OptionError(option, f"is {value}; give a number from 1 up")
         if self.max_context is not None and self.max_context < 2:
             raise OptionError("max_context", f"is {self.max_context}; a prompt and an answer need 2 tokens")
         if not self.max_decode_gap > 0:

@@ -13,6 +13,7 @@ from headrace.engine.torch_backend import TorchBackend
 from headrace.model.batch import Span
 from headrace.model.kv import KVCache
 from headrace.model.sampler import Sampled
+from headrace.model.sampling import TokenLogprobs
 from headrace.model.transformer import Model
 from headrace.step.isa import MAX_ROWS, ROW_CAPACITIES
 from headrace.step.oracle.arithmetic import Rounding
@@ -63,6 +64,9 @@ class OracleBackend:
 
     def prefill(self, chunks: Sequence[Span]) -> None:
         self._prefiller.prefill(chunks)
+
+    def score(self, chunk: Span, following: Sequence[int], count: int) -> list[TokenLogprobs]:
+        return self._prefiller.score(chunk, following, count)
 
     def run(
         self, rows: Sequence[DecodeRow], steps: int, interrupt: Interrupt

@@ -38,6 +38,10 @@ class PromptError(EngineError):
     """The prompt cannot be fed: it is empty, or holds ids that are no tokens."""
 
 
+class ScoringError(EngineError):
+    """The backend that fills prompts cannot give the log-probabilities of their tokens."""
+
+
 class ConstraintError(EngineError):
     """The backend that decodes cannot keep to a grammar."""
 
@@ -95,4 +99,11 @@ class Request:
     arrival: float = field(default_factory=time.monotonic)
     output: list[int] = field(default_factory=list)
     constraint: Constraint | None = None
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)  # of the tokens from the second on
     cached_tokens: int = 0  # of the prompt, whose KV was there already
+
+    @property
+    def wants_scores(self) -> bool:
+        """Whether log-probabilities of prompt tokens are still to come."""
+        return self.params.prompt_logprobs is not None and len(self.prompt_logprobs) < len(self.prompt) - 1
+    admitted: float | None = None  # when it first left the queue, on the clock of `arrival`

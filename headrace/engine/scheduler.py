@@ -14,12 +14,14 @@ from __future__ import annotations
 
 import heapq
 import logging
+import time
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from headrace.engine.backend import DecodeRow
 from headrace.engine.blocks import BlockManager
+from headrace.engine.counters import Counters
 from headrace.engine.pace import Pace
 from headrace.engine.prefix import TAIL_TOKENS
 from headrace.engine.sequence import NO_SLOT, Sequence
@@ -33,16 +35,20 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Plan:
-    """One step: `chunks` to prefill and `rows` to decode for up to `steps` steps, with whose they are."""
+    """One step: `chunks` to prefill and `rows` to decode for up to `steps` steps, with whose they are.
+
+    `filled` are those that wanted their prompt to be fed and nothing else, which has been done.
+    """
 
     chunks: list[Span] = field(default_factory=list)
     chunk_owners: list[Sequence] = field(default_factory=list)
     rows: list[DecodeRow] = field(default_factory=list)
     row_owners: list[Sequence] = field(default_factory=list)
+    filled: list[Sequence] = field(default_factory=list)
     steps: int = 1
 
     def __bool__(self) -> bool:
-        return bool(self.rows or self.chunks)
+        return bool(self.rows or self.chunks or self.filled)
 
 
 def shares(prefilling: list[Sequence], budget: int) -> list[tuple[Sequence, int]]:
@@ -73,6 +79,7 @@ class Scheduler:
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []  # in order of admission
         self.preemptions = 0
+        self.counters = Counters()
         self._max_steps = max_steps
         # The head of the queue for which there was no room, and how many blocks had been released by then.
         self._refused: tuple[Sequence, int] | None = None
@@ -85,9 +92,11 @@ class Scheduler:
 
     def schedule(self) -> Plan:
         """Decide the next step and allocate what it writes to. An empty plan means there is nothing to do."""
-        decoding = [sequence for sequence in self.running if sequence.decodes]
+        complete = [sequence for sequence in self.running if sequence.decodes]
+        decoding = [sequence for sequence in complete if sequence.tokens_left]
         preemptions = self.preemptions
         plan = Plan(steps=self._steps(decoding))
+        plan.filled = [sequence for sequence in complete if not sequence.tokens_left]
         self._reserve(decoding, plan.steps)
         if self.preemptions == preemptions:  # what was just preempted must not come back in the same step
             self._admit()
@@ -146,7 +155,8 @@ class Scheduler:
             sequence = self.waiting[0]
             if self._refused == (sequence, self.blocks.releases):
                 return
-            sequence.computed = self.blocks.adopt(sequence.blocks, sequence.tokens(0, sequence.length))
+            if not sequence.request.wants_scores:  # else every token has to be fed
+                sequence.computed = self.blocks.adopt(sequence.blocks, sequence.tokens(0, sequence.length))
             if self.running and not self.blocks.can_hold(sequence.blocks, sequence.length):
                 self.blocks.release(sequence.blocks)
                 sequence.computed = 0
@@ -160,10 +170,13 @@ class Scheduler:
     def _note_cached(self, sequence: Sequence) -> None:
         """Keep how much of its prompt was known, and say in the log why of a long one so little was."""
         request = sequence.request
-        if request.output:  # it has run before, and came back after a preemption
+        if request.admitted is not None:  # it has run before, and came back after a preemption
             return
+        request.admitted = time.monotonic()
         request.cached_tokens = sequence.computed
         length = len(request.prompt)
+        looked_up = self.blocks.cache is not None
+        self.counters.count_prompt(length, cached=sequence.computed, looked_up=looked_up)
         if self.blocks.cache is None or length < LONG_PROMPT or sequence.computed >= length // 2:
             return
         difference = self.blocks.cache.difference(request.prompt)

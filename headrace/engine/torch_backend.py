@@ -9,8 +9,11 @@ import torch
 from headrace.engine.backend import DecodeRow, Interrupt
 from headrace.model.batch import Span
 from headrace.model.kv import KVCache
-from headrace.model.sampler import Sampled, SampleRow, sample
+from headrace.model.sampler import Sampled, SampleRow, sample, token_logprobs
+from headrace.model.sampling import TokenLogprobs
 from headrace.model.transformer import Model
+
+_SCORED = 64  # prompt tokens whose logits are in memory at once
 
 
 class TorchBackend:
@@ -33,6 +36,17 @@ class TorchBackend:
             self._model(chunks, self._cache)
         if self._model.device.type == "cuda":  # the scheduler times this call
             torch.cuda.synchronize(self._model.device)
+
+    def score(self, chunk: Span, following: Sequence[int], count: int) -> list[TokenLogprobs]:
+        """As `headrace.engine.scoring.Scorer` says; logits are made of a few tokens at a time."""
+        scores: list[TokenLogprobs] = []
+        with torch.inference_mode():
+            hidden = self._model([chunk], self._cache)[: len(following)]
+            for start in range(0, len(following), _SCORED):
+                part = following[start : start + _SCORED]
+                logits = self._model.logits(hidden[start : start + len(part)])
+                scores += [token_logprobs(raw, token, count) for raw, token in zip(logits, part, strict=True)]
+        return scores
 
     def run(
         self, rows: Sequence[DecodeRow], steps: int, interrupt: Interrupt

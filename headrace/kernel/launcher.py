@@ -12,12 +12,16 @@ from torch import Tensor
 
 from headrace.kernel.build import build
 from headrace.kernel.device import Module
-from headrace.kernel.records import ABSENT, HOST_LINK, PARAMS, ROW_INPUT
+from headrace.kernel.inputs import RowInputs
+from headrace.kernel.mirror import Mirror, pinned_bytes
+from headrace.kernel.records import ABSENT, HOST_LINK, LOGPROB_RECORD, PARAMS
 from headrace.kernel.variant import variant_of
 from headrace.kernel.watchdog import explain
 from headrace.model.config import KVGroup
 from headrace.model.kv import NO_BLOCK, KVCache
 from headrace.model.rope import frequencies
+from headrace.model.sampler import NO_TOKEN, Sampled
+from headrace.model.sampling import TokenLogprobs
 from headrace.step.buffers import arena, buffer_specs
 from headrace.step.isa import Buffer
 from headrace.step.oracle.rows import LaunchRow
@@ -26,7 +30,6 @@ from headrace.step.plan import Plan
 
 MAX_STEPS = 16
 COUNTER_WORDS = 32  # a counter has 128 bytes of its own
-STOP_TOKENS = 4096  # of all rows of a launch
 GROUPS = (KVGroup.FULL, KVGroup.SLIDING)
 
 _TYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32, "int32": torch.int32, "uint64": torch.int64}
@@ -70,12 +73,13 @@ class Launcher:
         self._descriptors = torch.from_numpy(plan.descriptors).to(device)
         self._frequencies = frequencies(plan.config, device)
         self._pages = torch.tensor([pages.data_ptr() for pages in cache.pages], device=device)
-        self._inputs = _Mirrored((sizes.rows * ROW_INPUT.itemsize // 4,), device)
-        self._tables = _Mirrored((sizes.rows, len(GROUPS), table_blocks), device)
-        self._stops = _Mirrored((STOP_TOKENS,), device)
-        self._link = torch.zeros(HOST_LINK.itemsize, dtype=torch.uint8).pin_memory()
+        self._inputs = RowInputs(sizes.rows, sizes.vocabulary, device)
+        self._tables = Mirror((sizes.rows, len(GROUPS), table_blocks), np.dtype(np.int32), device)
+        self._link = pinned_bytes(HOST_LINK.itemsize, device)
         self.host: Any = self._link.numpy().view(HOST_LINK)[0:1]
         self._tokens = torch.zeros(MAX_STEPS, sizes.rows, dtype=torch.int32).pin_memory()
+        self._ring = pinned_bytes(MAX_STEPS * sizes.rows * LOGPROB_RECORD.itemsize, device)
+        self._logprobs = self._ring.numpy().view(LOGPROB_RECORD).reshape(MAX_STEPS, sizes.rows)
         self._epoch = 0
         self.buffer(Buffer.HISTOGRAM).zero_()
         torch.cuda.synchronize(device)
@@ -101,7 +105,14 @@ class Launcher:
     def launch(
         self, rows: Sequence[LaunchRow | None], steps: int, stop: Callable[[], bool] = lambda: False
     ) -> Iterator[list[int | None]]:
-        """Up to `steps` steps, one item each: every row's token, None for a row that is absent or has ended.
+        """As `run`, but gives tokens alone."""
+        for results in self.run(rows, steps, stop):
+            yield [None if result is None else result.token for result in results]
+
+    def run(
+        self, rows: Sequence[LaunchRow | None], steps: int, stop: Callable[[], bool] = lambda: False
+    ) -> Iterator[list[Sampled | None]]:
+        """Up to `steps` steps, one item each: what every row made, None if it is absent or has ended.
 
         NO_TOKEN ends a row whose logits are not finite. Raises WatchdogError if the kernel gave up.
         """
@@ -113,7 +124,7 @@ class Launcher:
             while told < steps:
                 over = bool(finished.query())  # type: ignore[no-untyped-call]
                 if self.host["steps"][0] > told:
-                    yield self._row_tokens(told, len(rows))
+                    yield self._results(told, rows)
                     told += 1
                     if stop():
                         self.host["stop"] = 1
@@ -124,11 +135,22 @@ class Launcher:
         finally:
             self.host["stop"] = 1
             finished.synchronize()
-            self._epoch += int(self.host["steps"][0])
+            made = self._tokens[: int(self.host["steps"][0])]
+            self._epoch += len(made)
             self._check()
+            self._inputs.ran(rows, [[token for token in row if token != ABSENT] for row in made.T.tolist()])
 
-    def _row_tokens(self, step: int, count: int) -> list[int | None]:
-        return [None if token == ABSENT else token for token in self._tokens[step, :count].tolist()]
+    def _results(self, step: int, rows: Sequence[LaunchRow | None]) -> list[Sampled | None]:
+        results: list[Sampled | None] = []
+        for index, token in enumerate(self._tokens[step, : len(rows)].tolist()):
+            row = rows[index]
+            if row is None or token == ABSENT:
+                results.append(None)
+            elif token == NO_TOKEN or row.params.logprobs is None:
+                results.append(Sampled(token))
+            else:
+                results.append(with_logprobs(token, self._logprobs[step, index], row.params.logprobs))
+        return results
 
     def _start(self, rows: Sequence[LaunchRow | None], steps: int) -> None:
         if not 1 <= steps <= MAX_STEPS or not 1 <= len(rows) <= self.plan.sizes.rows:
@@ -136,23 +158,14 @@ class Launcher:
                 f"a launch takes 1 to {self.plan.sizes.rows} rows and 1 to {MAX_STEPS} steps, "
                 f"not {len(rows)} and {steps}"
             )
-        inputs = self._inputs.host.view(ROW_INPUT)
-        inputs[:] = np.zeros(1, ROW_INPUT)
-        used = 0
+        self._inputs.fill(rows)
         for index, row in enumerate(rows):
-            if row is None:
-                continue
-            stops = sorted(row.stop_token_ids)
-            if used + len(stops) > STOP_TOKENS:
-                raise ValueError(f"the rows of a launch have more than {STOP_TOKENS} stop tokens")
-            self._stops.host[used : used + len(stops)] = stops
-            inputs[index] = (1, row.slot, row.token, row.position, row.max_tokens, used, len(stops), 0)
-            used += len(stops)
-            self._fill_tables(index, row)
+            if row is not None:
+                self._fill_tables(index, row)
         self.host[:] = np.zeros(1, HOST_LINK)
         with torch.cuda.stream(self.stream):
-            for mirrored in (self._inputs, self._tables, self._stops):
-                mirrored.send()
+            self._inputs.send()
+            self._tables.send()
             self._module.launch(self.plan.sizes.sms, self._params(steps), self.stream)
 
     def _fill_tables(self, index: int, row: LaunchRow) -> None:
@@ -176,14 +189,14 @@ class Launcher:
             "counters": self._counters,
             "kv_pages": self._pages,
             "tables": self._tables.device,
-            "rows": self._inputs.device,
-            "stop_tokens": self._stops.device,
             "abort_flag": self._abort,
             "host": self._link,
             "tokens": self._tokens,
+            "logprobs": self._ring,
         }
-        for name, tensor in tensors.items():
-            params[name] = tensor.data_ptr()
+        addresses = {name: tensor.data_ptr() for name, tensor in tensors.items()}
+        for name, address in (addresses | self._inputs.addresses()).items():
+            params[name] = address
         params["table_blocks"], params["steps"] = self._table_blocks, steps
         params["epoch"], params["timeout"] = self._epoch % 2**32, int(self._timeout * 1e9)
         return params
@@ -196,16 +209,13 @@ class Launcher:
         self._counters.zero_()
         self._abort.zero_()
         self._epoch = 0
+        self._inputs.forget()
         raise WatchdogError(message)
 
 
-class _Mirrored:
-    """An int32 array in pinned memory and on the device."""
-
-    def __init__(self, shape: tuple[int, ...], device: torch.device) -> None:
-        self._pinned = torch.zeros(shape, dtype=torch.int32).pin_memory()
-        self.host = self._pinned.numpy()
-        self.device = torch.zeros(shape, dtype=torch.int32, device=device)
-
-    def send(self) -> None:
-        self.device.copy_(self._pinned, non_blocking=True)
+def with_logprobs(token: int, record: Any, count: int) -> Sampled:
+    """A token with its log-probability and those of the `count` most likely, from a LOGPROB_RECORD."""
+    base = float(record["base"])
+    tokens, raws = record["top_token"][:count].tolist(), record["top_raw"][:count].tolist()
+    top = tuple((one, raw - base) for one, raw in zip(tokens, raws, strict=True) if one != NO_TOKEN)
+    return Sampled(token, TokenLogprobs(token, float(record["raw"]) - base, top))

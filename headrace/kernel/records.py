@@ -3,10 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from enum import IntFlag
 
 import numpy as np
 
-# One row of a launch. `stop_first` and `stop_count` are its part of the array of stop tokens.
+from headrace.step.isa import TOP_LOGPROBS
+
+
+class RowFlag(IntFlag):
+    """What sampling a row takes besides its largest logit: FLAGS of a row."""
+
+    CHANGED = 1  # penalties, a bias or a mask: adjusted logits are made
+    DRAWN = 2  # has a temperature
+    TOP_K = 4  # top_k removes tokens
+    TOP_P = 8
+    LOGPROBS = 16
+    COUNTED = 32  # has a penalty
+    MASKED = 64
+    UNCOUNTED = 128  # the token fed in the first step is not yet in the history
+
+
+# One row of a launch. `stop_first` and `stop_count` are its part of the array of stop tokens, and those of
+# the bias likewise. top_p is top_p_numerator / 2^top_p_shift; min_score is ln(min_p).
 ROW_INPUT = np.dtype(
     [
         ("active", "<i4"),
@@ -16,13 +34,41 @@ ROW_INPUT = np.dtype(
         ("max_tokens", "<i4"),
         ("stop_first", "<i4"),
         ("stop_count", "<i4"),
-        ("zero", "<i4"),
+        ("flags", "<i4"),
+        ("seed", "<u8"),
+        ("top_p_numerator", "<u8"),
+        ("top_p_shift", "<i4"),
+        ("top_k", "<i4"),
+        ("temperature", "<f4"),
+        ("min_score", "<f4"),
+        ("repetition", "<f4"),
+        ("presence", "<f4"),
+        ("frequency", "<f4"),
+        ("bias_first", "<i4"),
+        ("bias_count", "<i4"),
+        ("logprobs", "<i4"),
     ]
 )
 
-# Pinned memory that both see while a launch runs. The host writes `stop`, the kernel all else. `experts` counts
-# those whose weights the told steps read, over all layers: what a step must read depends on it. The words
-# after `aborted` are the watchdog's: which SM, agent and task of its list waited for what, and the values.
+# An entry of `logit_bias`.
+BIAS = np.dtype([("token", "<i4"), ("value", "<f4")])
+
+# What a row's log-probabilities are made of: a raw logit minus `base` is one. `top` has as many tokens as
+# the row asks for, the largest first.
+LOGPROB_RECORD = np.dtype(
+    [
+        ("base", "<f8"),
+        ("raw", "<f4"),
+        ("zero", "<i4"),
+        ("top_raw", "<f4", (TOP_LOGPROBS,)),
+        ("top_token", "<i4", (TOP_LOGPROBS,)),
+    ]
+)
+
+# Pinned memory that both see while a launch runs. The host writes `stop`, the kernel all else. `experts`
+# counts those whose weights the told steps read, over all layers: what a step must read depends on it. The
+# words after `aborted` are the watchdog's: which SM, agent and task of its list waited for what, and the
+# values.
 HOST_LINK = np.dtype(
     [
         ("stop", "<i4"),
@@ -55,6 +101,11 @@ PARAMS = np.dtype(
         ("abort_flag", "<u8"),
         ("host", "<u8"),
         ("tokens", "<u8"),
+        ("logprobs", "<u8"),
+        ("biases", "<u8"),
+        ("masks", "<u8"),
+        ("history", "<u8"),
+        ("adjusted", "<u8"),
         ("table_blocks", "<i4"),
         ("steps", "<i4"),
         ("epoch", "<u4"),
@@ -73,6 +124,15 @@ def struct(name: str, dtype: np.dtype[np.void]) -> Iterator[str]:
     assert dtype.fields is not None
     yield f"struct {name} {{\n"
     for field, (kind, *_) in dtype.fields.items():
-        yield f"  {_TYPES[kind.str]} {field};\n"
+        extent = f"[{kind.shape[0]}]" if kind.shape else ""
+        yield f"  {_TYPES[kind.base.str]} {field}{extent};\n"
     yield "};\n"
     yield f"static_assert(sizeof({name}) == {dtype.itemsize});\n"
+
+
+def flags(name: str, kind: type[IntFlag]) -> Iterator[str]:
+    """The lines of a C++ namespace with a constant for each flag."""
+    yield f"namespace {name} {{\n"
+    for member in kind:
+        yield f"constexpr int32_t {member.name} = {member.value};\n"
+    yield f"}}  // namespace {name}\n"

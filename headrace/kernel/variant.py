@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from headrace.kernel.records import HOST_LINK, PARAMS, ROW_INPUT, struct
+from headrace.kernel.records import (
+    BIAS,
+    HOST_LINK,
+    LOGPROB_RECORD,
+    PARAMS,
+    ROW_INPUT,
+    RowFlag,
+    flags,
+    struct,
+)
+from headrace.model.constraint import mask_words
 from headrace.step.buffers import arena, buffer_specs
 from headrace.step.isa import Buffer, Field, Opcode, Pairing
 from headrace.step.isa_header import sizes_header
@@ -51,7 +61,11 @@ def _variant_header(plan: Plan, strict: bool) -> str:
         f"using FfnDown = Widths<{_widths(plan, Opcode.FFN_DOWN)}>;\n",
         f"using ExpertDown = Widths<{_widths(plan, Opcode.EXPERT_DOWN)}>;\n",
         f"constexpr int PARAMS_BYTES = {PARAMS.itemsize};\n",
+        f"constexpr int MASK_WORDS = {mask_words(plan.sizes.vocabulary)};\n",
+        *flags("row_flag", RowFlag),
         *struct("RowInput", ROW_INPUT),
+        *struct("Bias", BIAS),
+        *struct("LogprobRecord", LOGPROB_RECORD),
         *struct("HostLink", HOST_LINK),
         *_offsets(plan),
         "\n}  // namespace variant\n",

@@ -69,6 +69,17 @@ class KVCache:
         keys[blocks, :, half, c, j, e] = k.reshape(*k.shape[:2], *keys.shape[-2:])
         values[blocks, :, half, within] = v.reshape(*v.shape[:2], *values.shape[-2:])
 
+    def write_blocks(self, layer: int, blocks: Tensor, k: Tensor, v: Tensor) -> None:
+        """Fill `blocks` [n] with k and v, [n * BLOCK_TOKENS, KV heads, head_dim]: as `write`, in one copy."""
+        pages = self.pages[layer]
+        filled = pages.new_empty(len(blocks), *pages.shape[1:])
+        keys, values = _keys(filled[:, :, 0]), _values(filled[:, :, 1])
+        k = k.view(len(blocks), *keys.shape[2:6], *k.shape[1:2], *keys.shape[6:])
+        keys.copy_(k.movedim(5, 1))
+        v = v.view(len(blocks), *values.shape[2:4], *v.shape[1:2], *values.shape[4:])
+        values.copy_(v.movedim(3, 1))
+        pages.index_copy_(0, blocks, filled)
+
     def read(self, layer: int, blocks: Tensor) -> tuple[Tensor, Tensor]:
         """The keys and values in `blocks` [..., n], each [..., n * BLOCK_TOKENS, KV heads, head_dim]."""
         pages = self.pages[layer][blocks]  # [..., n, heads, 2, page]

@@ -18,6 +18,11 @@ from torch.nn import functional
 from headrace.model.config import DenseMLP, ModelConfig, MoEMLP, Norm
 
 
+def on_gpu(x: Tensor) -> bool:
+    """Whether x is one of the half-precision activations of a pass on a GPU that nobody differentiates."""
+    return x.is_cuda and x.dtype != torch.float32 and not torch.is_grad_enabled()
+
+
 class RMSNorm(nn.Module):
     """x / rms(x) * weight (Zhang and Sennrich, 2019), over the last dimension."""
 
@@ -27,6 +32,12 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
+        if on_gpu(x):  # one kernel, with the same rounding
+            return functional.rms_norm(x, x.shape[-1:], self.weight, self.eps)
+        return self.plain(x)
+
+    def plain(self, x: Tensor) -> Tensor:
+        """What is meant."""
         wide = x.float()
         scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
         return (wide * scale * self.weight.float()).to(x.dtype)
@@ -100,7 +111,7 @@ class Experts(nn.Module):
 
         `ids` and `weights` are those of `route`. Both ways to the sum add in the same order.
         """
-        order = ids.flatten().argsort(stable=True)
+        order = ids.flatten().short().argsort(stable=True)  # few bits are sorted in fewer passes
         way = self.grouped if self._can_group(h) else self.one_by_one
         return way(h, ids, order, weights.flatten()[order, None])
 
@@ -157,6 +168,10 @@ class MoE(nn.Module):
 
     def router_logits(self, h: Tensor) -> Tensor:
         """Raw logits, float32 [tokens, experts]."""
+        if on_gpu(
+            h
+        ):  # products of half-precision numbers are exact in float32, and the sums are float32, too
+            return torch.mm(h, self.router.weight.t(), out_dtype=torch.float32)
         with torch.autocast(h.device.type, enabled=False):
             return functional.linear(h.float(), self.router.weight.float())
 

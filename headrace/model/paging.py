@@ -2,7 +2,7 @@
 
 All that depends on the spans alone (which page a token goes to, which pages it sees, masks) is worked
 out once a pass for each KV group, on the host, and every layer of the group uses it. Single tokens attend in
-batches, padded to the longest of the batch; chunks one by one.
+batches, padded to the longest of the batch; chunks one by one, or on a GPU all together (`varlen`).
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 from torch.nn import functional
-from torch.nn.attention.bias import causal_lower_right
 
 from headrace.model.attention import visible
 from headrace.model.batch import Span
 from headrace.model.config import KVGroup, ModelConfig
 from headrace.model.kv import BLOCK_TOKENS, NO_BLOCK, KVCache, first_visible_block, keys_of, values_of
 from headrace.model.rope import Rotation
+from headrace.model.varlen import Varlen, attend_varlen, plan_varlen
+from headrace.model.writes import Writes, plan_writes
 
 # The most blocks that one batch of single tokens gathers, padding included, unless one token alone sees more.
 # At North's sizes it is 1 GB of K and V in bf16: enough to fill a GPU, little beside its memory.
@@ -55,17 +56,17 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class GroupPlan:
-    """Where the tokens of a pass are written in a KV group, block and offset [tokens], and what they read.
+    """Where the tokens of a pass are written in a KV group, and what they read: `varlen`, or the other two.
 
     `begun` are the blocks that they begin and do not fill. The rest of these is masked, but 0 times
     what is no number is none either, and a request that failed may have left that: so they are cleared first.
     """
 
     begun: Tensor
-    write_blocks: Tensor
-    write_offsets: Tensor
-    singles: tuple[Singles, ...]
-    chunks: tuple[Chunk, ...]
+    writes: Writes
+    singles: tuple[Singles, ...] = ()
+    chunks: tuple[Chunk, ...] = ()
+    varlen: Varlen | None = None
 
 
 class PagedSpans:
@@ -79,8 +80,7 @@ class PagedSpans:
         self.groups = [layer.group for layer in config.layers]
         windows = {layer.group: layer.window for layer in config.layers}
         device = rotation.cos.device
-        # Flash attention knows "causal, aligned to the end"; the other kernels need a mask that says so.
-        flash = device.type == "cuda" and cache.pages[0].dtype != torch.float32
+        flash = has_flash(device, cache.pages[0].dtype)
         self.plans = {group: plan_group(spans, group, windows[group], device, flash) for group in windows}
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -88,7 +88,9 @@ class PagedSpans:
         pages = self.cache.pages[layer]
         if len(plan.begun):
             pages[plan.begun] = 0
-        self.cache.write(layer, plan.write_blocks, plan.write_offsets, k, v)
+        plan.writes.write(self.cache, layer, k, v)
+        if plan.varlen is not None:
+            return attend_varlen(q, k, v, pages, plan.varlen)
         out = torch.empty_like(q)
         for singles in plan.singles:
             out[singles.rows] = attend_singles(q[singles.rows], pages, singles)
@@ -97,37 +99,55 @@ class PagedSpans:
         return out
 
 
+def has_flash(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether PyTorch has flash attention for pages of this kind."""
+    return (
+        device.type == "cuda"
+        and dtype != torch.float32
+        and torch.cuda.get_device_capability(device) >= (8, 0)
+    )
+
+
 def plan_group(
     spans: Sequence[Span], group: KVGroup, window: int | None, device: torch.device, flash: bool
 ) -> GroupPlan:
     """Work out reads and writes of one group. Raises ValueError if a table misses a visible block."""
-    begun: list[int] = []
-    write_blocks: list[Tensor] = []
+    tables = []  # of each span: the first block that it sees, and the ids from there on
+    for span in spans:
+        first = first_visible_block(span.start, window)
+        tables.append((first, visible_blocks(span, group, first)))
+    begun = torch.tensor(
+        [blocks[-1] for span, (_, blocks) in zip(spans, tables, strict=True) if begins(span)],
+        dtype=torch.int64,
+        device=device,
+    )
+    writes = plan_writes(
+        [(span.start, span.end, *table) for span, table in zip(spans, tables, strict=True)]
+    ).to(device)
+    if flash and any(len(span.tokens) > 1 for span in spans):
+        return GroupPlan(begun, writes, varlen=plan_varlen(spans, group, window, device))
     singles: list[tuple[int, Span, list[int]]] = []
     chunks: list[Chunk] = []
     row = 0
-    for span in spans:
-        first = first_visible_block(span.start, window)
-        blocks = visible_blocks(span, group, first)
-        positions = torch.arange(span.start, span.end)
-        table = torch.tensor(blocks)
-        write_blocks.append(table[positions // BLOCK_TOKENS - first])
-        if span.end % BLOCK_TOKENS and span.start <= (span.end - 1) // BLOCK_TOKENS * BLOCK_TOKENS:
-            begun.append(blocks[-1])
+    for span, (first, blocks) in zip(spans, tables, strict=True):
         if len(span.tokens) == 1:
             singles.append((row, span, blocks))
         else:
             rows = slice(row, row + len(span.tokens))
-            chunks.append(plan_chunk(rows, span, table.to(device), first * BLOCK_TOKENS, window, flash))
+            table = torch.tensor(blocks, device=device)
+            chunks.append(plan_chunk(rows, span, table, first * BLOCK_TOKENS, window))
         row += len(span.tokens)
-    offsets = torch.cat([torch.arange(span.start, span.end) % BLOCK_TOKENS for span in spans])
     return GroupPlan(
-        torch.tensor(begun, dtype=torch.int64).to(device),
-        torch.cat(write_blocks).to(device),
-        offsets.to(device),
+        begun,
+        writes,
         tuple(plan_singles(batch, window, device) for batch in batches(singles)),
         tuple(chunks),
     )
+
+
+def begins(span: Span) -> bool:
+    """Whether the span writes the first token of the block that it ends in, and does not fill it."""
+    return span.end % BLOCK_TOKENS > 0 and span.start <= (span.end - 1) // BLOCK_TOKENS * BLOCK_TOKENS
 
 
 def visible_blocks(span: Span, group: KVGroup, first: int) -> list[int]:
@@ -169,12 +189,10 @@ def plan_singles(
     return Singles(rows.to(device), padded.to(device), mask[:, None].to(device))
 
 
-def plan_chunk(
-    rows: slice, span: Span, blocks: Tensor, first_key: int, window: int | None, flash: bool
-) -> Chunk:
-    """The pages of a chunk and, where a window or the device asks for one, its mask."""
+def plan_chunk(rows: slice, span: Span, blocks: Tensor, first_key: int, window: int | None) -> Chunk:
+    """The pages of a chunk and, where a window or a past asks for one, its mask."""
     mask = None
-    if (window is not None and span.end > window) or (span.start > 0 and not flash):
+    if span.start > 0 or (window is not None and span.end > window):
         queries = torch.arange(span.start, span.end, device=blocks.device)
         mask = visible(queries, torch.arange(first_key, span.end, device=blocks.device), window)
     return Chunk(rows, blocks, span.end - first_key, mask)
@@ -200,13 +218,10 @@ def attend_singles(q: Tensor, pages: Tensor, singles: Singles) -> Tensor:
 def attend_chunk(q: Tensor, pages: Tensor, chunk: Chunk) -> Tensor:
     """q and the result are [tokens, heads, dim]."""
     k, v = (x[None, :, : chunk.keys] for x in gather(pages, chunk.blocks))
-    tokens, heads = q.shape[:2]
+    heads = q.shape[1]
     q = q.transpose(0, 1)[None]
     if chunk.mask is None:
-        bias = None if chunk.keys == tokens else causal_lower_right(tokens, chunk.keys)
-        out = functional.scaled_dot_product_attention(
-            q, k, v, attn_mask=bias, is_causal=bias is None, enable_gqa=True
-        )
+        out = functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
     else:
         # Repeated KV heads rather than enable_gqa: with a mask the latter has no fused kernel.
         k, v = (x.repeat_interleave(heads // k.shape[1], dim=1) for x in (k, v))

@@ -99,7 +99,7 @@ def sample(logits: Tensor, rows: Sequence[SampleRow]) -> list[Sampled]:
     return [
         Sampled(token)
         if row.params.logprobs is None or token == NO_TOKEN
-        else _with_logprobs(raw, token, row.params.logprobs)
+        else Sampled(token, token_logprobs(raw, token, row.params.logprobs))
         for raw, token, row in zip(logits, tokens, rows, strict=True)
     ]
 
@@ -254,13 +254,9 @@ def _settle(contenders: Iterable[_Contender]) -> dict[int, int]:
     return {row: -negated for row, (_, negated) in winners.items()}
 
 
-def _with_logprobs(logits: Tensor, token: int, count: int) -> Sampled:
-    """The token with the log-probabilities of raw `logits` [vocab], summed in float64."""
+def token_logprobs(logits: Tensor, token: int, count: int) -> TokenLogprobs:
+    """Log-probabilities of `token` and of the `count` most likely, of raw `logits` [vocab], in float64."""
     total = float(logits.to(torch.float64).logsumexp(0))
     ids = torch.cat((logits.new_tensor([token], dtype=torch.int64), largest(logits, count)))
-    return _sampled(token, ids.tolist(), (logits[ids].to(torch.float64) - total).tolist())
-
-
-def _sampled(token: int, ids: list[int], values: list[float]) -> Sampled:
-    top = tuple(zip(ids[1:], values[1:], strict=True))
-    return Sampled(token, TokenLogprobs(token, values[0], top))
+    values = (logits[ids].to(torch.float64) - total).tolist()
+    return TokenLogprobs(token, values[0], tuple(zip(ids[1:].tolist(), values[1:], strict=True)))

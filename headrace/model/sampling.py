@@ -69,7 +69,8 @@ class SamplingParams:
     integer, of which the low 64 bits count; None takes a fresh one for each request. `max_tokens` None means
     what is left of the context. A `stop` string ends the text before it, also when it spans tokens; a stop
     token ends the request and gives no text. `logprobs` n reports the log-probability of each token and of
-    the n most likely (0: of the token alone; None: nothing). `ignore_eos` is for benchmarks.
+    the n most likely (0: of the token alone; None: nothing); `prompt_logprobs` does the same for the tokens
+    of the prompt from the second on, and then `max_tokens` may be 0. `ignore_eos` is for benchmarks.
 
     After construction `stop` and `stop_token_ids` are tuples, `logit_bias` is a dict of its own, and numbers
     have the declared types. The object can be hashed and shared between threads; nothing may change it.
@@ -90,6 +91,7 @@ class SamplingParams:
     stop_token_ids: Sequence[int] = ()
     max_tokens: int | None = None
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
     ignore_eos: bool = False
 
     def __post_init__(self) -> None:
@@ -111,10 +113,12 @@ class SamplingParams:
         if self.seed is not None:
             self._set("seed", _integer("seed", self.seed, None, None, "an integer") % 2**64)
         if self.max_tokens is not None:
-            self._set("max_tokens", _integer("max_tokens", self.max_tokens, 1, None, "1 or more"))
-        if self.logprobs is not None:
-            expected = f"from 0 to {MAX_LOGPROBS}"
-            self._set("logprobs", _integer("logprobs", self.logprobs, 0, MAX_LOGPROBS, expected))
+            least = 1 if self.prompt_logprobs is None else 0
+            self._set("max_tokens", _integer("max_tokens", self.max_tokens, least, None, f"{least} or more"))
+        for name in ("logprobs", "prompt_logprobs"):
+            if (value := getattr(self, name)) is not None:
+                expected = f"from 0 to {MAX_LOGPROBS}"
+                self._set(name, _integer(name, value, 0, MAX_LOGPROBS, expected))
         if not isinstance(self.ignore_eos, bool):
             raise ParameterError("ignore_eos", f"must be true or false, not {self.ignore_eos!r}")
 

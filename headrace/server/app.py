@@ -15,9 +15,11 @@ from starlette.middleware.cors import CORSMiddleware
 
 from headrace import __version__
 from headrace.engine.async_engine import AsyncEngine
-from headrace.server import anthropic, chat, completions, errors, health, models, responses, tokens
+from headrace.server import anthropic, chat, completions, errors, health, metrics, models, responses, tokens
 from headrace.server.formats import choose_format
 from headrace.server.gate import Gate
+from headrace.server.metrics import Metrics
+from headrace.server.request_log import RequestLog
 from headrace.server.state import ServerState
 from headrace.server.structure import Grammars
 
@@ -58,20 +60,25 @@ def create_app(loaded: Loaded, engine: AsyncEngine, options: ServerOptions) -> F
     """The application. It borrows `engine`: starting and closing it is the caller's."""
     vocab_size = loaded.model.config.vocab_size
     chat_format = choose_format(loaded.tokenizer)
+    model_name = options.served_name or loaded.name
     state = ServerState(
-        model_name=options.served_name or loaded.name,
+        model_name=model_name,
         vocab_size=vocab_size,
         tokenizer=loaded.tokenizer,
         engine=engine,
         format=chat_format,
         grammars=Grammars(loaded.tokenizer, chat_format, vocab_size=vocab_size),
+        sampling=loaded.sampling,
+        metrics=Metrics(engine, model_name=model_name),
         keep_alive=options.keep_alive,
     )
     app = FastAPI(title="headrace", version=__version__)
     errors.install(app)
     for module in (chat, completions, anthropic, responses, models, tokens, health):
         app.include_router(module.router(state))
+    app.include_router(metrics.router(state.metrics))
     app.add_middleware(Gate, api_keys=options.api_keys, max_body=options.max_body)
+    app.add_middleware(RequestLog, metrics=state.metrics)  # it sees what the gate refuses
     if options.cors_origins:  # outermost: a refusal must be readable for the page too
         app.add_middleware(
             CORSMiddleware, allow_origins=options.cors_origins, allow_methods=["*"], allow_headers=["*"]

@@ -6,6 +6,7 @@ import asyncio
 import secrets
 import time
 from collections.abc import AsyncIterator, Sequence
+from functools import reduce
 from typing import Any
 
 from fastapi import APIRouter
@@ -16,7 +17,7 @@ from headrace.engine.request import Output
 from headrace.server.disconnect import unless_gone
 from headrace.server.errors import bad_request
 from headrace.server.generation import Answer, Generation
-from headrace.server.logprobs import CompletionLogprobs
+from headrace.server.logprobs import CompletionLogprobs, Echo, echo, joined
 from headrace.server.protocol import CompletionBody
 from headrace.server.sampling import choices, completion_sampling
 from headrace.server.state import ServerState
@@ -37,11 +38,11 @@ def router(state: ServerState) -> APIRouter:
         params = choices(completion_sampling(body, state.sampling), body.n)
         prompts = await asyncio.to_thread(token_prompts, state, body.prompt)
         generation = state.submit(prompts, params, param="prompt")
-        reply = CompletionReply(state, body, prompt_tokens=sum(map(len, prompts)), size=generation.size)
+        reply = CompletionReply(state, body, prompts, generation)
         if body.stream:
-            return EventStream(reply.events(generation), generation, keep_alive=state.keep_alive)
+            return EventStream(reply.events(), generation, keep_alive=state.keep_alive)
         answers = await unless_gone(request.receive, generation.collect())
-        return JSONResponse(reply.complete(answers, generation))
+        return JSONResponse(reply.complete(answers))
 
     return routes
 
@@ -69,7 +70,6 @@ def _encoded(state: ServerState, text: str) -> list[int]:
 def _refuse_unsupported(body: CompletionBody) -> None:
     """Raises ApiError 400 for what would change the answer and cannot be done."""
     unsupported = {
-        "echo": bool(body.echo),
         "suffix": bool(body.suffix),
         "best_of": body.best_of is not None and body.best_of != (body.n or 1),
     }
@@ -81,41 +81,65 @@ def _refuse_unsupported(body: CompletionBody) -> None:
 class CompletionReply:
     """What a text completion answers, in one object or in chunks. Choice p * n + i is prompt p's choice i."""
 
-    def __init__(self, state: ServerState, body: CompletionBody, *, prompt_tokens: int, size: int) -> None:
+    def __init__(
+        self,
+        state: ServerState,
+        body: CompletionBody,
+        prompts: Sequence[Sequence[int]],
+        generation: Generation,
+    ) -> None:
         self._state = state
         self._body = body
-        self._prompt_tokens = prompt_tokens
+        self._prompts = prompts
+        self._generation = generation
         self._id = f"cmpl-{secrets.token_hex(12)}"
         self._created = int(time.time())
-        self._logprobs = [CompletionLogprobs(state.tokenizer) for _ in range(size)]
+        self._logprobs = [CompletionLogprobs(state.tokenizer) for _ in range(generation.size)]
+        # The choices that have not told their prompt yet.
+        self._silent = set(range(generation.size)) if body.echo else set()
 
-    def complete(self, answers: Sequence[Answer], generation: Generation) -> dict[str, Any]:
+    def complete(self, answers: Sequence[Answer]) -> dict[str, Any]:
         """The whole answer."""
         return {
             **self._head(),
             "choices": [self._choice(i, answer, answer.finish_reason) for i, answer in enumerate(answers)],
-            "usage": self._usage(generation, sum(len(answer.token_ids) for answer in answers)),
+            "usage": self._usage(sum(len(answer.token_ids) for answer in answers)),
         }
 
-    async def events(self, generation: Generation) -> AsyncIterator[dict[str, Any]]:
+    async def events(self) -> AsyncIterator[dict[str, Any]]:
         """The chunks: text as it comes, why each choice ended, then the usage if it was asked for."""
         completion_tokens = 0
-        async for index, output in generation.outputs():
+        async for index, output in self._generation.outputs():
             completion_tokens += len(output.token_ids)
-            if output.text or output.finish_reason or (self._body.logprobs is not None and output.logprobs):
+            told = output.text or output.finish_reason or index in self._silent
+            if told or (self._body.logprobs is not None and output.logprobs):
                 yield {**self._head(), "choices": [self._choice(index, output, output.finish_reason)]}
         if self._body.wants_usage_in_stream:
-            yield {**self._head(), "choices": [], "usage": self._usage(generation, completion_tokens)}
+            yield {**self._head(), "choices": [], "usage": self._usage(completion_tokens)}
 
-    def _usage(self, generation: Generation, completion_tokens: int) -> dict[str, Any]:
-        cached = generation.cached_tokens(self._body.n or 1)
-        return usage(self._prompt_tokens, completion_tokens, cached_tokens=cached)
+    def _usage(self, completion_tokens: int) -> dict[str, Any]:
+        cached = self._generation.cached_tokens(self._body.n or 1)
+        return usage(sum(map(len, self._prompts)), completion_tokens, cached_tokens=cached)
 
     def _choice(self, index: int, part: Answer | Output, finish_reason: str | None) -> dict[str, Any]:
-        logprobs = None
+        text, logprobs = part.text, None
+        prompt = self._echo(index)
         if self._body.logprobs is not None:
-            logprobs = self._logprobs[index].next(part.logprobs)
-        return {"index": index, "text": part.text, "logprobs": logprobs, "finish_reason": finish_reason}
+            lists = self._logprobs[index]
+            told = [] if prompt is None else [lists.echo(prompt, self._generation.prompt_logprobs(index))]
+            logprobs = reduce(joined, [*told, lists.next(part.logprobs)])
+        if prompt is not None:
+            text = prompt.text + text
+        return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish_reason}
+
+    def _echo(self, index: int) -> Echo | None:
+        """The prompt of a choice, if it is to be told and has not been yet."""
+        if index not in self._silent:
+            return None
+        self._silent.remove(index)
+        number, given = index // (self._body.n or 1), self._body.prompt
+        several = isinstance(given, list) and bool(given) and not isinstance(given[0], int)
+        return echo(self._state.tokenizer, given[number] if several else given, self._prompts[number])
 
     def _head(self) -> dict[str, Any]:
         return {

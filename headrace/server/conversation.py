@@ -86,7 +86,7 @@ class Answers:
             turn = self.turns[index]
             part = turn.take(output)
             if turn.finish_reason is not None:
-                self.generation.end(index)
+                self.generation.end(index, turn.finish_reason)
             if part.events or part.logprobs or turn.finish_reason:
                 yield Piece(index, part.events, part.logprobs, turn.finish_reason)
 

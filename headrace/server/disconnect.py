@@ -13,6 +13,8 @@ from typing import Any, TypeVar
 
 from starlette.types import Receive
 
+from headrace.server.record import note_gone
+
 T = TypeVar("T")
 
 
@@ -31,6 +33,7 @@ async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
         await asyncio.wait((task, listener), return_when=asyncio.FIRST_COMPLETED)
         if task.done():
             return task.result()
+        note_gone()
         raise ClientGoneError
     finally:
         for each in (task, listener):

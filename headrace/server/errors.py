@@ -22,14 +22,24 @@ from headrace.engine.request import (
     EngineError,
     PromptError,
     QueueFullError,
+    ScoringError,
 )
 from headrace.model.sampling import ParameterError
 from headrace.server.disconnect import ClientGoneError
+from headrace.server.record import note_error
 
 log = logging.getLogger(__name__)
 
 RETRY_AFTER_SECONDS = 1
 ANTHROPIC_PATH = "/v1/messages"
+
+# What an error without a code of its own is called in the metrics and the log.
+_KINDS = {
+    400: "bad_request",
+    404: "unknown_path",
+    405: "wrong_method",
+    413: "body_too_large",
+}
 
 _ANTHROPIC_TYPES = {
     400: "invalid_request_error",
@@ -59,6 +69,11 @@ class ApiError(Exception):
         self.headers = dict(headers or {})
 
     @property
+    def kind(self) -> str:
+        """One of a few words, for the metrics and the log."""
+        return self.code or _KINDS.get(self.status, f"http_{self.status}")
+
+    @property
     def body(self) -> dict[str, Any]:
         return {
             "error": {
@@ -83,6 +98,7 @@ class ApiError(Exception):
 
     def response(self, path: str = "") -> Response:
         """The answer to a request for `path`, in the words of the protocol that lives there."""
+        note_error(self.kind)
         body = self.anthropic_body if path.startswith(ANTHROPIC_PATH) else self.body
         # In ASCII: what a client sent, and a message repeats, need not be encodable as UTF-8.
         return Response(json.dumps(body), self.status, self.headers, media_type="application/json")
@@ -102,6 +118,8 @@ def from_exception(error: Exception, *, prompt_param: str | None = None) -> ApiE
             return bad_request(str(error), param=prompt_param, code="context_length_exceeded")
         case PromptError():
             return bad_request(f"{prompt_param}: {error}" if prompt_param else str(error), param=prompt_param)
+        case ScoringError():
+            return bad_request(f"{error}.", param="echo", code="unsupported")
         case ConstraintError():
             return bad_request(f"Structured output cannot be had here: {error}.", code="unsupported")
         case QueueFullError():

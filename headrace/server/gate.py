@@ -11,7 +11,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from headrace.server.errors import ApiError
 
-OPEN_PATHS = frozenset({"/", "/health", "/ready"})  # supervisors and load balancers have no key
+# Supervisors and load balancers have no key, and the page has to be seen before it can ask for one.
+OPEN_PATHS = frozenset({"/", "/health", "/ready", "/page.css", "/page.js"})
 
 
 class Gate:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import collections
 import contextlib
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -14,6 +15,7 @@ from headrace.engine.request import FinishReason, Output, OutputSink, Request
 from headrace.model.constraint import Constraint
 from headrace.model.sampling import SamplingParams, TokenLogprobs
 from headrace.server.errors import ApiError
+from headrace.server.record import Timing, arrival
 
 
 class Submitter(Protocol):
@@ -49,9 +51,13 @@ class Answer:
 
 
 class Mailbox:
-    """Carries items from the engine's thread into an event loop, with one wake-up for all that wait."""
+    """Carries items from the engine's thread into an event loop, with one wake-up for all that wait.
 
-    def __init__(self) -> None:
+    `seen` is called for each item when it gets there, whether somebody takes it soon or late.
+    """
+
+    def __init__(self, seen: Callable[[int, Output], None] = lambda index, output: None) -> None:
+        self._seen = seen
         self._loop = asyncio.get_running_loop()
         self._posted: collections.deque[tuple[int, Output]] = collections.deque()
         self._woken = False
@@ -69,7 +75,9 @@ class Mailbox:
         # The flag falls before the drain: what is posted from here on either is drained or wakes again.
         self._woken = False
         while self._posted:
-            self._arrived.put_nowait(self._posted.popleft())
+            item = self._posted.popleft()
+            self._seen(*item)
+            self._arrived.put_nowait(item)
 
     async def next(self) -> tuple[int, Output]:
         return await self._arrived.get()
@@ -79,7 +87,8 @@ class Generation:
     """Requests that were submitted together and are cancelled together.
 
     Made on the event loop's thread; `constrain` makes the constraint of each job. Raises EngineError if the
-    engine refuses one of them; none is then left behind in the engine.
+    engine refuses one of them; none is then left behind in the engine. `on_token` is called with the timing
+    of a job and the time, on the monotonic clock, for each of its tokens.
     """
 
     def __init__(
@@ -89,12 +98,15 @@ class Generation:
         *,
         keep_markers: bool = False,
         constrain: Callable[[], Constraint | None] = lambda: None,
+        on_token: Callable[[Timing, float], None] = lambda timing, now: None,
     ) -> None:
         self._engine = engine
-        self._mailbox = Mailbox()
+        self._on_token = on_token
+        self._mailbox = Mailbox(self._seen)
         self._running: dict[int, Request] = {}
         self.size = len(jobs)
         self._requests: list[Request] = []
+        self.timings: list[Timing] = []
         try:
             for index, (prompt, params) in enumerate(jobs):
                 sink = partial(self._mailbox.post, index)
@@ -103,6 +115,7 @@ class Generation:
                 )
                 self._running[index] = request
                 self._requests.append(request)
+                self.timings.append(Timing(request, arrival()))
         except BaseException:
             self.cancel()
             raise
@@ -113,14 +126,19 @@ class Generation:
             self._engine.cancel(request)
         self._running.clear()
 
-    def end(self, index: int) -> None:
-        """Cancel one job, whose answer is complete; its outputs are no longer heard of."""
+    def end(self, index: int, reason: str) -> None:
+        """One job's answer is complete, for `reason`; what it still makes is not heard of any more."""
+        self.timings[index].finish_reason = reason
         if (request := self._running.pop(index, None)) is not None:
             self._engine.cancel(request)
 
     def cached_tokens(self, answers: int = 1) -> int:
         """Tokens of the prompts, each of `answers` jobs in a row, that were not computed again."""
         return sum(request.cached_tokens for request in self._requests[::answers])
+
+    def prompt_logprobs(self, index: int) -> Sequence[TokenLogprobs]:
+        """Of the tokens of a job's prompt from the second on, once its first output has come."""
+        return self._requests[index].prompt_logprobs
 
     async def outputs(self) -> AsyncIterator[tuple[int, Output]]:
         """(index of the job, output) in the order in which the engine makes them, until all have finished.
@@ -135,7 +153,14 @@ class Generation:
                 del self._running[index]
             if output.finish_reason in (FinishReason.ERROR, FinishReason.CANCELLED):
                 raise _failure(output)
+            timing = self.timings[index]
+            timing.tokens += len(output.token_ids)
+            timing.finish_reason = output.finish_reason
             yield index, output
+
+    def _seen(self, index: int, output: Output) -> None:
+        if output.token_ids and index in self._running:
+            self._on_token(self.timings[index], time.monotonic())
 
     async def collect(self) -> list[Answer]:
         """All answers in the order of the jobs; cancels what is running when it is itself cancelled."""

@@ -1,4 +1,7 @@
-"""`GET /health`: whether the engine lives. `HEAD /`: whether anybody is there, which Claude Code asks."""
+"""`GET /health`: whether the server lives. `GET /ready`: whether it can serve.
+
+`HEAD /`: whether anybody is there, which Claude Code asks.
+"""
 
 from __future__ import annotations
 
@@ -10,15 +13,26 @@ from headrace.server.state import ServerState
 
 
 def router(state: ServerState) -> APIRouter:
-    """The endpoint, serving `state`. A dead engine answers 503: only a restart helps, so a supervisor may."""
+    """The endpoints, serving `state`.
+
+    A supervisor restarts what is not healthy: only a dead engine is that. A load balancer leaves out what is
+    not ready: an engine that has not started yet, or ends, too.
+    """
     routes = APIRouter()
 
     @routes.get("/health")
     async def health() -> dict[str, str]:
-        if not state.engine.alive:
-            message = state.engine.error or "the engine is not running"
+        if state.engine.dead:
+            message = state.engine.unready or "the engine has ended"
             raise ApiError(503, f"{message}; restart the server", code="engine_unavailable")
         return {"status": "ok"}
+
+    @routes.get("/ready")
+    async def ready() -> dict[str, str]:
+        reason = state.engine.unready
+        if reason is not None:
+            raise ApiError(503, f"Not ready: {reason}.", code="engine_unavailable")
+        return {"status": "ready", "model": state.model_name}
 
     @routes.head("/")
     async def root() -> Response:

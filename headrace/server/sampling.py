@@ -40,7 +40,15 @@ def chat_sampling(body: ChatBody, defaults: Mapping[str, Any] = _NONE) -> Sampli
 
 def completion_sampling(body: CompletionBody, defaults: Mapping[str, Any] = _NONE) -> SamplingParams:
     """The sampling of a text completion, in the same way."""
-    return _sampling(body, defaults, max_tokens=body.max_tokens, logprobs=body.logprobs)
+    # A prompt that is told and not continued goes through the engine for its scores, asked for or not.
+    scored = body.echo and (body.logprobs is not None or body.max_tokens == 0)
+    return _sampling(
+        body,
+        defaults,
+        max_tokens=body.max_tokens,
+        logprobs=body.logprobs,
+        prompt_logprobs=(body.logprobs or 0) if scored else None,
+    )
 
 
 def choices(params: SamplingParams, n: int | None) -> list[SamplingParams]:
@@ -54,14 +62,11 @@ def choices(params: SamplingParams, n: int | None) -> list[SamplingParams]:
     return [replace(params, seed=params.seed + i) for i in range(n or 1)]
 
 
-def _sampling(
-    body: GenerationBody, defaults: Mapping[str, Any], *, max_tokens: int | None, logprobs: int | None
-) -> SamplingParams:
+def _sampling(body: GenerationBody, defaults: Mapping[str, Any], **more: int | None) -> SamplingParams:
     given: dict[str, Any] = {name: getattr(body, name) for name in _SAME_NAME}
     given["logit_bias"] = _logit_bias(body.logit_bias)
     given["stop"] = (body.stop,) if isinstance(body.stop, str) else body.stop
-    given |= {"max_tokens": max_tokens, "logprobs": logprobs}
-    return sampling_params(given, defaults)
+    return sampling_params(given | more, defaults)
 
 
 def sampling_params(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> SamplingParams:

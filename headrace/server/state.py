@@ -14,6 +14,8 @@ from headrace.model.tokenizer import Tokenizer
 from headrace.server.errors import ApiError, bad_request, from_exception
 from headrace.server.formats import ChatFormat
 from headrace.server.generation import Generation
+from headrace.server.metrics import Metrics
+from headrace.server.record import note_submitted
 from headrace.server.structure import Grammars
 
 
@@ -31,6 +33,7 @@ class ServerState:
     engine: AsyncEngine
     format: ChatFormat
     grammars: Grammars
+    metrics: Metrics
     sampling: Mapping[str, Any] = field(default_factory=dict)
     keep_alive: float = 0.0
     created: int = field(default_factory=lambda: int(time.time()))
@@ -71,6 +74,14 @@ class ServerState:
         """
         jobs = [(prompt, params) for prompt in prompts for params in choices]
         try:
-            return Generation(self.engine, jobs, keep_markers=keep_markers, constrain=constrain)
+            generation = Generation(
+                self.engine,
+                jobs,
+                keep_markers=keep_markers,
+                constrain=constrain,
+                on_token=self.metrics.token,
+            )
         except Exception as error:
             raise from_exception(error, prompt_param=param) from error
+        note_submitted(generation.timings, prompt_tokens=sum(map(len, prompts)), choices=len(choices))
+        return generation

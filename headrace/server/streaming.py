@@ -15,6 +15,7 @@ from starlette.types import Receive, Scope, Send
 from headrace.server.disconnect import ClientGoneError, unless_gone
 from headrace.server.errors import ApiError, from_exception
 from headrace.server.generation import Generation
+from headrace.server.record import note_error
 
 log = logging.getLogger(__name__)
 
@@ -113,6 +114,7 @@ class EventStream(Response):
                 yield encode(event)
         except Exception as error:
             failure = from_exception(error)
+            note_error(failure.kind)
             if failure.status == 500:
                 log.exception("a stream failed")
             yield encode(self._dialect.failure(failure))

@@ -73,6 +73,13 @@ class ScriptedBackend:
     def prefill(self, chunks: Sequence[Span]) -> None:
         pass
 
+    def score(self, chunk: Span, following: Sequence[int], count: int) -> list[TokenLogprobs]:
+        """Every token of a prompt is as likely as its place is early."""
+        return [
+            TokenLogprobs(token, -0.125 * (chunk.start + place), tuple((300 + i, -9.0) for i in range(count)))
+            for place, token in enumerate(following, start=1)
+        ]
+
     def run(
         self, rows: Sequence[DecodeRow], steps: int, interrupt: Interrupt
     ) -> Iterator[Sequence[Sampled | None]]:
@@ -244,13 +251,19 @@ def scripted_engine(tokenizer: Tokenizer, **options: Any) -> WatchedEngine:
 
 @contextmanager
 def scripted_server(
-    tokenizer: Tokenizer | None = None, served: Mapping[str, Any] | None = None, **options: Any
+    tokenizer: Tokenizer | None = None,
+    served: Mapping[str, Any] | None = None,
+    sampling: Mapping[str, Any] | None = None,
+    **options: Any,
 ) -> Iterator[Scripted]:
-    """A server on a free port; `served` are ServerOptions', `options` EngineOptions'."""
+    """A server on a free port; `served` are ServerOptions', `options` EngineOptions'.
+
+    `sampling` is what the checkpoint asks for.
+    """
     tokenizer = tokenizer or Tokenizer.synthetic(VOCABULARY)
     engine = scripted_engine(tokenizer, **options)
     model = SimpleNamespace(config=config(tokenizer.vocab_size))
-    loaded = Loaded("scripted", cast(Any, model), tokenizer)
+    loaded = Loaded("scripted", cast(Any, model), tokenizer, sampling=sampling or {})
     try:
         with serving(loaded, engine, **served or {}) as url:
             yield Scripted(url, tokenizer, engine, engine.backend)

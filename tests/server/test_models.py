@@ -1,11 +1,11 @@
-"""The list of models, and whether the server is well."""
+"""The list of models."""
 
 from __future__ import annotations
 
 import httpx
 import openai
 
-from tests.server.scripted import CONTEXT, Scripted
+from tests.server.scripted import CONTEXT
 from tests.server.test_errors import error_of
 
 
@@ -19,8 +19,3 @@ def test_models(http: httpx.Client, sdk: openai.OpenAI) -> None:
 
 def test_another_model(http: httpx.Client) -> None:
     assert error_of(http.get("/v1/models/org/other"), 404)["code"] == "model_not_found"
-
-
-def test_health(http: httpx.Client, server: Scripted) -> None:
-    assert server.engine.alive
-    assert http.get("/health").json() == {"status": "ok"}

@@ -20,13 +20,13 @@ CHAT, COMPLETIONS, MESSAGES, RESPONSES = (
 
 def body(path: str, words: str, **fields: Any) -> dict[str, Any]:
     user = [{"role": "user", "content": words}]
-    given = {
+    given: dict[str, dict[str, Any]] = {
         CHAT: {"messages": user},
         COMPLETIONS: {"prompt": words},
         MESSAGES: {"messages": user, "max_tokens": 100},
         RESPONSES: {"input": words},
-    }[path]
-    return given | {"model": "scripted"} | fields
+    }
+    return given[path] | {"model": "scripted"} | fields
 
 
 def error_of(path: str, event: dict[str, Any]) -> dict[str, Any]:

@@ -79,6 +79,7 @@ __device__ __forceinline__ void begin(Shared& s, const Params& p) {
       s.rows.token[row] = input.token;
       s.rows.position[row] = input.position;
       s.rows.made[row] = 0;
+      s.rows.flags[row] = input.flags;
     }
     find_first_new(s.rows);
   }

@@ -130,8 +130,17 @@ __device__ __forceinline__ void add_release(uint32_t* to, uint32_t amount) {
   asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(to), "r"(amount) : "memory");
 }
 
-__device__ __forceinline__ void add_wide(uint64_t* to, uint64_t amount) {
-  asm volatile("red.relaxed.gpu.global.add.u64 [%0], %1;" ::"l"(to), "l"(amount) : "memory");
+// The two below give what was there: who has it knows that the change is made.
+__device__ __forceinline__ uint64_t add_wide(uint64_t* to, uint64_t amount) {
+  uint64_t before;
+  asm volatile("atom.relaxed.gpu.global.add.u64 %0, [%1], %2;" : "=l"(before) : "l"(to), "l"(amount) : "memory");
+  return before;
+}
+
+__device__ __forceinline__ uint32_t exchange(uint32_t* to, uint32_t value) {
+  uint32_t before;
+  asm volatile("atom.relaxed.gpu.global.exch.b32 %0, [%1], %2;" : "=r"(before) : "l"(to), "r"(value) : "memory");
+  return before;
 }
 
 __device__ __forceinline__ int32_t load_from_host(const int32_t* from) {

@@ -39,8 +39,9 @@ constexpr int PAYLOAD = ROWS * isa::TILE_ROWS * 4;  // bytes of a tile of float3
 constexpr int MERGED_TILES = 4;                     // that the merger makes at a time
 constexpr int RECORDS = 2;                          // attention records on their way out
 constexpr int CANDIDATE_BYTES = sizeof(isa::Candidate);
-constexpr int RECORD_BYTES =
-    RECORDS * PARTIAL_BYTES > ROWS * CANDIDATE_BYTES ? RECORDS * PARTIAL_BYTES : ROWS * CANDIDATE_BYTES;
+constexpr int BINS_BYTES = isa::DIGIT_BINS * 8;
+__device__ constexpr int larger(int a, int b) { return a > b ? a : b; }
+constexpr int RECORD_BYTES = larger(RECORDS * PARTIAL_BYTES, larger(ROWS * CANDIDATE_BYTES, BINS_BYTES));
 constexpr int PAGE_ARRIVALS = 8;                    // that free a ring slot, whoever shares the page
 
 // Named barriers; 0 belongs to __syncthreads.
@@ -72,6 +73,7 @@ struct Message {
 struct RowState {
   int32_t active[ROWS], slot[ROWS], token[ROWS], position[ROWS], made[ROWS];
   int32_t first_new[ROWS];  // the lowest position that this step writes in the row's slot
+  int32_t flags[ROWS];      // of RowFlag: how the row is sampled
 };
 
 // How each row's attention is cut in this step, for layers without and with a window: see items.h. Written with
@@ -97,6 +99,14 @@ struct Route {
   int16_t place[EXPERTS];          // in `expert`
 };
 
+// The search for the border of top_k or top_p of one row, and its outcome: what is above `key` stays, and of the tokens
+// at it those up to `last_equal`.
+struct Border {
+  uint64_t needed, above;
+  uint32_t key;  // the digits found so far, in the low bits
+  int32_t last_equal;
+};
+
 // What a wait that took too long was for.
 struct Trouble {
   int32_t agent, task, waited, index, want, have;
@@ -114,7 +124,8 @@ struct Filler {
 struct Shared {
   alignas(128) uint8_t ring[RING][isa::PAGE_BYTES_MAX];
   alignas(16) uint8_t payload[MESSAGES][PAYLOAD];
-  // Results of an item of attention, by the parity of the message; in SAMPLE_PICK the candidates of all rows.
+  // Results of an item of attention, by the parity of the message; in SAMPLE_SELECT a histogram, in SAMPLE_PICK the
+  // candidates of all rows.
   alignas(16) uint8_t record[RECORD_BYTES];
   alignas(16) uint8_t merged[MERGED_TILES][ROWS * 16];  // ATTENTION_MERGE: on their way out
   // Partial sums across the warps of a tile: [buffer][warp][eight rows by eight outputs, at most twice two][64].
@@ -132,6 +143,8 @@ struct Shared {
   float pick_score[CONSUMER_WARPS];
   int32_t pick_token[CONSUMER_WARPS];
   int32_t next_token[ROWS];
+  Border borders[2][ROWS];  // of top_k, of top_p; only of rows that have one
+  float best_score[ROWS];   // the largest adjusted logit; only of rows that are drawn
   uint64_t page_full[RING], page_empty[RING];
   uint64_t task_full[isa::TASK_SLOTS], task_empty[isa::TASK_SLOTS];
   uint64_t message_full[MESSAGES], message_empty[MESSAGES];
@@ -163,6 +176,11 @@ struct Params {
   uint32_t* abort_flag;
   variant::HostLink* host;
   int32_t* tokens;              // [steps][ROWS]
+  variant::LogprobRecord* logprobs;  // [steps][ROWS], pinned as `tokens` are
+  const variant::Bias* biases;
+  const uint32_t* masks;        // [ROWS][MASK_WORDS]: bits of allowed tokens
+  int32_t* history;             // [ROWS][VOCABULARY]: twice the count in the output, plus one if in the prompt
+  float* adjusted;              // as LOGITS: after penalties, bias and mask, of rows that have any
   int32_t table_blocks;
   int32_t steps;
   uint32_t epoch;               // steps since the counters were zeroed, before this launch

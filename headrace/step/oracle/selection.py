@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from headrace.step.isa import DIGIT_BINS, DIGIT_BITS, DIGITS
 from headrace.step.oracle.arithmetic import Floats
+from headrace.step.oracle.exponential import exponential
 from headrace.step.oracle.rows import RowState
 
 Keys = npt.NDArray[np.uint32]
@@ -84,8 +85,7 @@ class Selection:
     def weigh(self) -> None:
         """Weights of the tokens for top_p."""
         assert self.scores is not None
-        with np.errstate(under="ignore"):
-            self.weights = (np.exp(self.scores.astype(np.float64)) * WEIGHT_ONE).astype(np.uint64)
+        self.weights = (exponential(self.scores.astype(np.float64)) * WEIGHT_ONE).astype(np.uint64)
 
     def count(self, *, weighted: bool) -> Weights:
         """This SM's part of the histogram of the border's next digit."""

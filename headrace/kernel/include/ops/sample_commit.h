@@ -1,35 +1,37 @@
 // SAMPLE_COMMIT: every SM finds the same token of every row, and moves its own copy of the rows on.
 #pragma once
 
+#include "border.h"
 #include "items.h"
-#include "sampling.h"
+#include "logprobs.h"
 
 struct Winner {
   double value;
   int token;
+  float raw;
   int stop;
 };
 
 __device__ __forceinline__ Winner stronger(Winner a, Winner b) {
   const bool second = b.token != NO_TOKEN &&
                       (a.token == NO_TOKEN || b.value > a.value || (b.value == a.value && b.token < a.token));
-  return {second ? b.value : a.value, second ? b.token : a.token, a.stop | b.stop};
+  return {second ? b.value : a.value, second ? b.token : a.token, second ? b.raw : a.raw, a.stop | b.stop};
 }
 
 // The winner among all shares' candidates of a row, in every lane.
 __device__ __forceinline__ Winner winner_of(Consumer& c, const uint8_t* candidates, int row) {
-  Winner best{0, NO_TOKEN, 0};
+  Winner best{0, NO_TOKEN, 0, 0};
   for (int share = c.lane(); share < sizes::SMS; share += isa::WARP) {
     const uint8_t* at = candidates + (static_cast<size_t>(share) * ROWS + row) * sizeof(isa::Candidate);
     const uint4 words = ptx::load_shared_data(at);
     const double value = __hiloint2double(words.y, words.x);
     const int stop = static_cast<int>(ptx::load_shared_data(at + 16).x);
-    best = stronger(best, {value, static_cast<int>(words.z), stop});
+    best = stronger(best, {value, static_cast<int>(words.z), __uint_as_float(words.w), stop});
   }
 #pragma unroll
   for (int mask = 16; mask; mask >>= 1)
     best = stronger(best, {__shfl_xor_sync(~0u, best.value, mask), __shfl_xor_sync(~0u, best.token, mask),
-                           __shfl_xor_sync(~0u, best.stop, mask)});
+                           __shfl_xor_sync(~0u, best.raw, mask), __shfl_xor_sync(~0u, best.stop, mask)});
   return best;
 }
 
@@ -67,12 +69,35 @@ __device__ __forceinline__ void tell_host(Consumer& c, uint32_t step) {
   ptx::store_to_host(&c.p.host->steps, static_cast<int32_t>(step + 1));
 }
 
+// Make this SM's share of the histograms ready for the next step. For all consumers.
+__device__ __forceinline__ void clear_histograms(Consumer& c, const isa::Descriptor& task) {
+  constexpr int TOTAL = 2 * isa::DIGITS * ROWS;
+  uint64_t* first = histogram_at(c, 0, 0, 0);
+  for (int n = TOTAL * task.share / task.shares; n < TOTAL * (task.share + 1) / task.shares; n++)
+    first[n * isa::DIGIT_BINS + c.thread] = 0;
+}
+
+// Tell the host of a row's log-probabilities. For one warp.
+__device__ __forceinline__ void tell_logprobs(Consumer& c, const uint8_t* candidates, int row, uint32_t step, float raw) {
+  variant::LogprobRecord& record = c.p.logprobs[step * ROWS + row];
+  const double base = log_sum(c, row);
+  if (c.lane() == 0) {
+    record.base = base;
+    record.raw = raw;
+  }
+  merge_tops(c, candidates, row, c.p.rows[row].logprobs, record);
+  ptx::fence_system();
+}
+
 constexpr int ABSENT = -2;  // in the token ring: the row had ended
 
 __device__ __forceinline__ void sample_commit(Consumer& c, const isa::Descriptor& task) {
   if (!begin_task(c, task)) return;
   RowState& rows = c.s.rows;
   const uint8_t* candidates = buffer_at(c.p, task.input);
+  const uint32_t step = c.s.epoch - c.p.epoch - 1;
+  const bool writer = task.flags & static_cast<int32_t>(isa::Flag::WRITER);
+  if (rows_with(c, variant::row_flag::TOP_K | variant::row_flag::TOP_P)) clear_histograms(c, task);
   if (c.thread == 0) c.s.stop_seen = 0;
   c.meet_all();
 #pragma unroll 1
@@ -82,9 +107,9 @@ __device__ __forceinline__ void sample_commit(Consumer& c, const isa::Descriptor
       continue;
     }
     const Winner winner = winner_of(c, candidates, row);
+    if (writer && rows.flags[row] & variant::row_flag::LOGPROBS) tell_logprobs(c, candidates, row, step, winner.raw);
     if (c.lane() != 0) continue;
-    const bool finite = winner.value - winner.value == 0;
-    c.s.next_token[row] = finite ? winner.token : NO_TOKEN;
+    c.s.next_token[row] = is_finite(winner.value) ? winner.token : NO_TOKEN;
     if (winner.stop) c.s.stop_seen = 1;
   }
   c.meet_all();
@@ -93,8 +118,7 @@ __device__ __forceinline__ void sample_commit(Consumer& c, const isa::Descriptor
   if (c.warp() == 0) cut_rows(c.s, c.lane());
   if (c.thread == 0) {
     const bool any = find_first_new(rows);
-    const uint32_t step = c.s.epoch - c.p.epoch - 1;
-    if (task.flags & static_cast<int32_t>(isa::Flag::WRITER)) tell_host(c, step);
+    if (writer) tell_host(c, step);
     // All that this SM's consumers stored in KV pages, for the copy engines of all SMs.
     ptx::fence_device();
     ptx::global_before_bulk();

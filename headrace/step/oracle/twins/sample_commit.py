@@ -6,14 +6,14 @@ import math
 
 import numpy as np
 
-from headrace.model.sampler import Sampled
+from headrace.model.sampler import NO_TOKEN, Sampled
 from headrace.model.sampling import TokenLogprobs
 from headrace.step.buffers import CANDIDATE
 from headrace.step.division import share_of
 from headrace.step.isa import DIGITS, Buffer, Field, Flag
 from headrace.step.oracle.core import Task
 from headrace.step.oracle.memory import Array
-from headrace.step.oracle.twins.sample_stats import NO_TOKEN, best_of, read_stats
+from headrace.step.oracle.twins.sample_stats import best_of, read_stats
 
 
 def sample_commit(task: Task) -> None:

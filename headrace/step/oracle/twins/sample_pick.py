@@ -9,6 +9,7 @@ import numpy.typing as npt
 import torch
 
 from headrace.model import philox
+from headrace.model.sampler import NO_TOKEN
 from headrace.step.buffers import CANDIDATE
 from headrace.step.isa import TOP_LOGPROBS, Buffer, Field, Flag
 from headrace.step.oracle.core import Task
@@ -22,7 +23,6 @@ from headrace.step.oracle.twins.sample_select import (
     cuts_top_p,
     scored,
 )
-from headrace.step.oracle.twins.sample_stats import NO_TOKEN
 
 Places = npt.NDArray[np.int64]
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
+from headrace.model.sampler import NO_TOKEN
 from headrace.model.sampling import SamplingParams
 from headrace.step.isa import DIGITS, Buffer, Field, Round
 from headrace.step.oracle.clocks import Target
 from headrace.step.oracle.core import Task
 from headrace.step.oracle.errors import HazardError
 from headrace.step.oracle.selection import Border, Selection
-from headrace.step.oracle.twins.sample_stats import NO_TOKEN, best_of, read_stats
+from headrace.step.oracle.twins.sample_stats import best_of, read_stats
 
 TOP_K, TOP_P = 0, 1  # the first index of TIES
 

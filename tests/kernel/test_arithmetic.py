@@ -1,0 +1,189 @@
+"""The kernel's arithmetic of sampling, compiled for the host, against its twins bit by bit.
+
+What a GPU's intrinsics round to is fixed by IEEE 754, so these few functions stand in for them. Without a C++
+compiler nothing is compared here; the GPU tests compare tokens.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import subprocess
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from headrace.kernel.build import INCLUDE
+from headrace.model import philox
+from headrace.step.oracle.exponential import exponential
+from headrace.step.oracle.selection import Selection
+from headrace.step.oracle.twins.sample_select import weight_at
+
+COMPILER = shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
+
+HOST = r"""
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#define __device__
+#define __forceinline__ inline
+template <typename To, typename From> static To bits(From from) {
+  To to;
+  std::memcpy(&to, &from, sizeof(to));
+  return to;
+}
+static uint32_t __float_as_uint(float x) { return bits<uint32_t>(x); }
+static float __uint_as_float(uint32_t x) { return bits<float>(x); }
+static double __longlong_as_double(int64_t x) { return bits<double>(x); }
+static double __dadd_rn(double a, double b) { return a + b; }
+static double __dsub_rn(double a, double b) { return a - b; }
+static double __dmul_rn(double a, double b) { return a * b; }
+static float __fmul_rn(float a, float b) { return a * b; }
+static uint32_t __umulhi(uint32_t a, uint32_t b) { return static_cast<uint64_t>(a) * b >> 32; }
+static uint64_t __umul64hi(uint64_t a, uint64_t b) { return static_cast<unsigned __int128>(a) * b >> 64; }
+// Toward zero: a double holds what a float must not round up.
+static float toward_zero(double x) {
+  return static_cast<float>(bits<double>(bits<uint64_t>(x) & ~0x1fffffffull));
+}
+static float __uint2float_rz(uint32_t x) { return toward_zero(x); }
+static float __fadd_rz(float a, float b) { return toward_zero(static_cast<double>(a) + b); }
+#include "exponential.h"
+#include "philox.h"
+#include "selection.h"
+extern "C" {
+void exponentials(const double* x, double* y, int n) { for (int i = 0; i < n; i++) y[i] = exponential(x[i]); }
+void weights(const float* x, uint64_t* y, int n) { for (int i = 0; i < n; i++) y[i] = weight_of(x[i]); }
+void keys(const float* x, uint32_t* y, int n) { for (int i = 0; i < n; i++) y[i] = key_of(x[i]); }
+void scores(const uint32_t* x, float* y, int n) { for (int i = 0; i < n; i++) y[i] = score_of(x[i]); }
+void uniforms(uint64_t seed, uint32_t position, float* y, int blocks) {
+  for (int i = 0; i < blocks; i++) {
+    const philox::Words w = philox::words_of_tokens(seed, position, i);
+    const uint32_t words[] = {w.x, w.y, w.z, w.w};
+    for (int n = 0; n < 4; n++) y[4 * i + n] = philox::uniform(words[n]);
+  }
+}
+void noises(const float* x, float* y, double* exact, int n) {
+  for (int i = 0; i < n; i++) y[i] = philox::noise(x[i]), exact[i] = philox::exact_noise(x[i]);
+}
+uint64_t part(uint64_t total, uint64_t numerator, int shift) { return part_of(total, numerator, shift); }
+uint64_t stay(uint64_t missing, uint64_t weight) { return equals_that_stay(missing, weight); }
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def host(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    if COMPILER is None:
+        pytest.skip("no C++ compiler")
+    folder = tmp_path_factory.mktemp("arithmetic")
+    (folder / "host.cpp").write_text(HOST)
+    command = [COMPILER, "-std=c++17", "-O2", "-ffp-contract=off", "-shared", "-fPIC", f"-I{INCLUDE}"]
+    subprocess.run([*command, "-o", folder / "host.so", folder / "host.cpp"], check=True)
+    library = ctypes.CDLL(str(Path(folder / "host.so")))
+    library.part.restype = library.stay.restype = ctypes.c_uint64
+    return library
+
+
+def called(function: Any, values: np.ndarray[Any, Any], dtype: type) -> np.ndarray[Any, Any]:
+    values = np.ascontiguousarray(values)
+    results = np.zeros(len(values), dtype=dtype)
+    function(ctypes.c_void_p(values.ctypes.data), ctypes.c_void_p(results.ctypes.data), len(values))
+    return results
+
+
+def scores() -> np.ndarray[Any, np.dtype[np.float32]]:
+    generator = np.random.default_rng(1)
+    values = [
+        -generator.random(100_000) * 40,
+        -np.exp(-generator.random(100_000) * 100),
+        [0.0, -0.0, -np.inf],
+    ]
+    return np.concatenate(values).astype(np.float32)
+
+
+def test_exponentials_have_the_twins_bits(host: ctypes.CDLL) -> None:
+    generator = np.random.default_rng(0)
+    x = np.concatenate([-generator.random(300_000) * 40, -generator.random(300_000) * 710])
+    x = np.concatenate([x, [0.0, -0.0, -700.0, np.nextafter(-700.0, -800), -np.inf, np.nan, -5e-324]])
+    ours = called(host.exponentials, x, np.float64)
+    np.testing.assert_array_equal(ours.view(np.int64), exponential(x).view(np.int64))
+
+
+def test_weights_have_the_twins_bits(host: ctypes.CDLL) -> None:
+    selection = Selection(np.zeros(1, np.int64), np.zeros(1, np.float32), np.zeros(1, np.float32))
+    selection.scores = scores()
+    selection.weigh()
+    np.testing.assert_array_equal(called(host.weights, selection.scores, np.uint64), selection.weights)
+
+
+def test_keys_are_the_twins_and_lead_back_to_scores(host: ctypes.CDLL) -> None:
+    values = scores()
+    selection = Selection(np.arange(len(values)), values, values)
+    selection.score(np.float32(0), 1.0)
+    keys = called(host.keys, values, np.uint32)
+    np.testing.assert_array_equal(keys, selection.keys)
+    back = called(host.scores, keys, np.float32)
+    np.testing.assert_array_equal(back, values)
+    weights = called(host.weights, back[:50], np.uint64)
+    assert weights.tolist() == [weight_at(int(key)) for key in keys[:50]]
+
+
+@pytest.mark.parametrize(("seed", "position"), [(0, 0), (7, 5), (2**64 - 1, 2**31 - 1), (2**40 + 3, 300_000)])
+def test_uniform_numbers_are_the_references(host: ctypes.CDLL, seed: int, position: int) -> None:
+    ours = np.zeros(4 * 50_000, dtype=np.float32)
+    host.uniforms(ctypes.c_uint64(seed), position, ctypes.c_void_p(ours.ctypes.data), len(ours) // 4)
+    right = philox.uniform_vocabulary([seed], [position], len(ours), torch.device("cpu"))[0].numpy()
+    np.testing.assert_array_equal(ours, right)
+
+
+def test_noise_is_the_references(host: ctypes.CDLL) -> None:
+    """The C library's float32 logarithms here; the margin of SAMPLE_PICK has room for a GPU's."""
+    values = np.geomspace(philox.UNIFORM_MIN, philox.UNIFORM_MAX, 100_001).astype(np.float32)
+    near, exact = np.zeros_like(values), np.zeros(len(values))
+    pointers = [ctypes.c_void_p(array.ctypes.data) for array in (values, near, exact)]
+    host.noises(*pointers, len(values))
+    right = np.array([philox.gumbel_exact(value) for value in values.tolist()])
+    assert np.abs(exact - right).max() < 1e-14
+    assert np.abs(near - right).max() < 1e-5
+    assert right.max() - right.min() < 26.0  # OUT_OF_REACH of sample_pick.h
+
+
+def test_the_needed_weight_is_exact(host: ctypes.CDLL) -> None:
+    generator = np.random.default_rng(2)
+    shares = [
+        *generator.random(300),
+        0.5,
+        0.25,
+        0.9,
+        0.999999,
+        1 - 2**-53,
+        1e-9,
+        1e-12,
+        1e-30,
+        5e-324,
+        2.0**-64,
+    ]
+    totals = [2**44, 2**44 + 1, 2**62, 2**62 - 1, *generator.integers(2**44, 2**62, 20).tolist()]
+    for share in shares:
+        numerator, denominator = float(share).as_integer_ratio()
+        shift = denominator.bit_length() - 1
+        for total in totals:
+            exact = Fraction(share) * total
+            ours = host.part(ctypes.c_uint64(total), ctypes.c_uint64(numerator), shift)
+            assert ours == -(-exact.numerator // exact.denominator), (share, total)
+
+
+def test_how_many_equals_stay_is_rounded_up(host: ctypes.CDLL) -> None:
+    for missing, weight, stay in (
+        (1, 1, 1),
+        (10, 3, 4),
+        (9, 3, 3),
+        (2**62, 2**44, 2**18),
+        (0, 5, 0),
+        (5, 0, 0),
+    ):
+        assert host.stay(ctypes.c_uint64(missing), ctypes.c_uint64(weight)) == stay

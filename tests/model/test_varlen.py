@@ -1,0 +1,122 @@
+"""Chunks that attend together, as on a GPU, with flash attention's place taken by its plain twin."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headrace.model import paging, varlen
+from headrace.model.config import KVGroup
+from headrace.model.kv import BLOCK_TOKENS, KVCache
+from headrace.model.transformer import Model
+from headrace.model.writes import plan_writes
+from tests.model.reference import Paged, assert_same_logits
+from tests.model.test_paging import LENGTH, WINDOW, model, small_north, tokens
+
+__all__ = ["model", "tokens"]  # fixtures
+
+
+@pytest.fixture(autouse=True)
+def together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(paging, "has_flash", lambda device, dtype: True)
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        [LENGTH],
+        [100, 130],
+        [64, 64, 102],
+        [63, 1, 2, 164],
+        [WINDOW, 1, WINDOW - 1, 90],
+        [30] * 7 + [20],
+        [1, 229],
+        [65, 1, 1, 163],
+    ],
+)
+def test_any_chunking_equals_one_pass(model: Model, tokens: list[int], parts: list[int]) -> None:
+    expected = model.full(torch.tensor([tokens]))[0]
+    assert_same_logits(Paged(model).sequence(tokens, parts), expected)
+
+
+@settings(max_examples=8, deadline=None)
+@given(seed=st.integers(0, 2**32))
+def test_ragged_batches_equal_single_sequences(model: Model, tokens: list[int], seed: int) -> None:
+    """Chunks of several sequences, and single tokens between them, share passes."""
+    draw = random.Random(seed)
+    sequences = [tokens[draw.randrange(50) :] for _ in range(4)]
+    expected = [model.full(torch.tensor([sequence]))[0] for sequence in sequences]
+    paged = Paged(model, blocks=40)
+    done = [0] * 4
+    while any(count < len(sequence) for count, sequence in zip(done, sequences, strict=True)):
+        parts = []
+        for index in draw.sample(range(4), draw.randint(1, 4)):
+            count = draw.choice([1, 30, 64, 100])
+            if part := sequences[index][done[index] : done[index] + count]:
+                parts.append((index, part))
+        if not parts:
+            continue
+        for (index, part), logits in zip(parts, paged.run(*parts), strict=True):
+            assert_same_logits(logits, expected[index][done[index] : done[index] + len(part)])
+            done[index] += len(part)
+
+
+def test_spans_of_one_sequence_may_continue_one_another(model: Model, tokens: list[int]) -> None:
+    expected = model.full(torch.tensor([tokens]))[0]
+    paged = Paged(model)
+    first, second, third = paged.run((0, tokens[:70]), (0, tokens[70:170]), (0, tokens[170:]))
+    assert_same_logits(torch.cat([first, second, third]), expected)
+
+
+@pytest.mark.parametrize("wrong", ["window", "past", "queries"])
+def test_a_wrong_plan_is_seen(
+    model: Model, tokens: list[int], wrong: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = varlen.plan_varlen
+
+    def spoilt(*arguments: Any) -> varlen.Varlen:
+        made = plan(*arguments)
+        fields = {name: getattr(made, name) for name in varlen.Varlen.__slots__}
+        if wrong == "window" and made.window is not None:
+            fields["window"] = made.window - 1
+        elif wrong == "past" and made.past is not None:
+            fields["past"] = made.past.flip(0)
+        elif wrong == "queries" and len(made.queries) == 3:
+            fields["queries"] = (0, made.queries[1] - 1, made.queries[2])
+            fields["keys"] = (0, made.keys[1] - 1, made.keys[2])
+        return varlen.Varlen(**fields)
+
+    monkeypatch.setattr(paging, "plan_varlen", spoilt)
+    expected = model.full(torch.tensor([tokens]))[0]
+    paged = Paged(model, blocks=40)
+    got = torch.cat([*paged.run((0, tokens[:130]), (1, tokens[:50]))[:1], *paged.run((0, tokens[130:]))])
+    with pytest.raises(AssertionError):
+        assert_same_logits(got, expected)
+
+
+SIZES = (0, 1, 63, 64, 65, 127, 128, 200)
+
+
+@pytest.mark.parametrize(("start", "end"), [(a, b) for a in SIZES for b in SIZES if a < b])
+def test_blocks_are_filled_as_tokens_are_written(start: int, end: int) -> None:
+    config = small_north()
+    layer, blocks = 1, [5, 2, 7, 0]
+    ours, theirs = (KVCache(config, dict.fromkeys(KVGroup, 8), dtype=torch.float32) for _ in "ab")
+    shape = (2 * (end - start), config.num_kv_heads, config.head_dim)
+    k, v = torch.randn(shape), torch.randn(shape)
+    first = start // BLOCK_TOKENS
+    table = blocks[first:]
+    other = [3, 1, 4, 6][first:]
+    plan_writes([(start, end, first, table), (start, end, first, other)]).write(ours, layer, k, v)
+    positions = torch.arange(start, end)
+    for ids, part in ((blocks, slice(None, end - start)), ([3, 1, 4, 6], slice(end - start, None))):
+        theirs.write(
+            layer, torch.tensor(ids)[positions // BLOCK_TOKENS], positions % BLOCK_TOKENS, k[part], v[part]
+        )
+    assert torch.equal(ours.pages[layer], theirs.pages[layer])
+    assert (ours.pages[layer] != 0).any()

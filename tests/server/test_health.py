@@ -1,0 +1,60 @@
+"""Whether the server lives, and whether it can serve."""
+
+from __future__ import annotations
+
+import time
+from types import SimpleNamespace
+from typing import Any, cast
+
+import httpx
+
+from headrace.engine.async_engine import AsyncEngine
+from headrace.load import Loaded
+from tests.engine.test_engine import text_engine
+from tests.server.scripted import Scripted, config, scripted_server, serving
+from tests.server.test_chat import PATH, user
+from tests.server.test_errors import error_of
+
+
+def statuses(url: str) -> tuple[int, int]:
+    return httpx.get(f"{url}/health").status_code, httpx.get(f"{url}/ready").status_code
+
+
+def test_an_engine_at_work(http: httpx.Client, server: Scripted) -> None:
+    assert server.engine.alive
+    assert http.get("/health").json() == {"status": "ok"}
+    assert http.get("/ready").json() == {"status": "ready", "model": "scripted"}
+    assert http.head("/").status_code == 200
+
+
+def test_before_the_engine_has_started_the_server_lives_and_is_not_ready() -> None:
+    core = text_engine()
+    engine = AsyncEngine(core)
+    loaded = Loaded("late", cast(Any, SimpleNamespace(config=config())), core._tokenizer)
+    with serving(loaded, engine) as url:
+        assert statuses(url) == (200, 503)
+        reason = error_of(httpx.get(f"{url}/ready"), 503)["message"]
+        assert reason == "Not ready: the engine has not started yet."
+        engine.start()
+        assert statuses(url) == (200, 200)
+        engine.close()
+        assert statuses(url) == (503, 503)
+        assert "shutting down" in error_of(httpx.get(f"{url}/ready"), 503)["message"]
+
+
+def test_a_dead_engine_is_neither() -> None:
+    with scripted_server() as server:
+        httpx.post(server.url + PATH, json={"messages": user("crash")})
+        deadline = time.monotonic() + 5
+        while server.engine.alive and time.monotonic() < deadline:
+            time.sleep(0.005)
+        assert statuses(server.url) == (503, 503)
+        for path in ("/health", "/ready"):
+            error = error_of(httpx.get(server.url + path), 503)
+            assert "the script says so" in error["message"]
+            assert error["code"] == "engine_unavailable"
+
+
+def test_no_key_is_needed() -> None:
+    with scripted_server(served={"api_keys": ("key",)}) as server:
+        assert statuses(server.url) == (200, 200)

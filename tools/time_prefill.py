@@ -1,0 +1,187 @@
+"""Times prompts on a GPU: tokens a second from the first chunk to the last, at North Mini Code's shape.
+
+Weights are synthetic and packed, blocks of the KV pool scattered. `--profile` adds the largest single costs
+of one pass, `--parts` times a layer's parts alone with the share of the GPU's peak that they reach.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from torch.nn import functional
+
+from headrace.engine.torch_backend import TorchBackend
+from headrace.model import varlen
+from headrace.model.batch import Span
+from headrace.model.config import KVGroup, ModelConfig, MoEMLP
+from headrace.model.kv import KVCache, blocks_for
+from headrace.model.synthetic import preset
+from headrace.model.varlen import Varlen
+from headrace.step.pack import PackedWeights, pack_synthetic
+from headrace.step.packed_model import packed_model
+
+PEAK = 989e12  # operations a second in bfloat16: H200 datasheet, without sparsity
+BANDWIDTH = 4.8e12  # bytes a second: H200 datasheet
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--shape", default="north-mini-code")
+    parser.add_argument("--layers", type=int, help="only the first so many")
+    parser.add_argument("--tokens", type=int, nargs="*", default=[8192, 32768])
+    parser.add_argument("--chunk", type=int, nargs="*", default=[8192])
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--profile", action="store_true")
+    parser.add_argument("--parts", action="store_true")
+    options = parser.parse_args()
+    config = preset(options.shape)
+    config = replace(config, layers=config.layers[: options.layers])
+    begun = time.monotonic()
+    weights = pack_synthetic(config, device="cuda", dtype=torch.bfloat16)
+    torch.cuda.synchronize()
+    print(f"{weights.map.bytes / 1e9:.1f} GB of weights in {time.monotonic() - begun:.1f} s", flush=True)
+    timer = Timer(config, weights, max(options.tokens, default=0))
+    for tokens in options.tokens:
+        for chunk in options.chunk:
+            timer.report(tokens, chunk, options.repeats)
+    if options.profile:
+        timer.profile(min(options.tokens), max(options.chunk))
+    if options.parts:
+        parts(config, weights, max(options.chunk))
+
+
+class Timer:
+    """A model with a KV pool for one prompt."""
+
+    def __init__(self, config: ModelConfig, weights: PackedWeights, most: int) -> None:
+        blocks = blocks_for(most)
+        generator = random.Random(0)
+        cache = KVCache(config, dict.fromkeys(KVGroup, blocks), dtype=torch.bfloat16, device="cuda")
+        self.tables = {group: generator.sample(range(blocks), blocks) for group in KVGroup}
+        self.prompt = [generator.randrange(config.vocab_size) for _ in range(most)]
+        self.backend = TorchBackend(packed_model(weights), cache, max_rows=1)
+
+    def run(self, tokens: int, chunk: int) -> list[float]:
+        """Seconds of each chunk."""
+        seconds = []
+        for start in range(0, tokens, chunk):
+            span = Span(self.prompt[start : min(start + chunk, tokens)], start, self.tables)
+            begun = time.monotonic()
+            self.backend.prefill([span])
+            seconds.append(time.monotonic() - begun)
+        return seconds
+
+    def report(self, tokens: int, chunk: int, repeats: int) -> None:
+        torch.cuda.reset_peak_memory_stats()
+        runs = [self.run(tokens, chunk) for _ in range(repeats + 1)][1:]
+        rate = statistics.median(tokens / sum(run) for run in runs)
+        peak = torch.cuda.max_memory_allocated() / 2**30
+        each = " ".join(f"{1e3 * statistics.median(part):.1f}" for part in zip(*runs, strict=True))
+        print(
+            f"{tokens} tokens by {chunk}: {rate:,.0f} tokens/s; ms by chunk: {each}; {peak:.1f} GiB at most"
+        )
+
+    def profile(self, tokens: int, chunk: int) -> None:
+        activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+        with torch.profiler.profile(activities=activities) as profile:
+            self.run(tokens, chunk)
+        print(
+            profile.key_averages().table(
+                sort_by="self_cuda_time_total", row_limit=40, max_name_column_width=90
+            )
+        )
+
+
+def parts(config: ModelConfig, weights: PackedWeights, tokens: int) -> None:
+    """A layer's products and attention, alone."""
+    layer = next(i for i, layer in enumerate(config.layers) if isinstance(layer.mlp, MoEMLP))
+    mlp = config.layers[layer].mlp
+    assert isinstance(mlp, MoEMLP)
+    hidden, heads, dim = config.hidden_size, config.num_heads, config.head_dim
+
+    def random_values(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, device="cuda", dtype=torch.bfloat16)
+
+    h, slots = random_values(tokens, hidden), tokens * mlp.top_k
+    q = random_values(tokens, heads, dim)
+    k, v = (random_values(tokens, config.num_kv_heads, dim) for _ in "kv")
+    gate_up, down = (
+        random_values(mlp.experts, 2 * mlp.width, hidden),
+        random_values(mlp.experts, hidden, mlp.width),
+    )
+    ends = torch.arange(1, mlp.experts + 1, device="cuda", dtype=torch.int32) * (slots // mlp.experts)
+    rows, inner = random_values(slots, hidden), random_values(slots, mlp.width)
+    borders = torch.tensor([0, tokens], dtype=torch.int32, device="cuda")
+    square, wide = random_values(heads * dim, hidden), random_values(config.num_kv_heads * dim, hidden)
+    name = f"blocks.{layer}.mlp.experts.gate_up"
+    scores = torch.randn(tokens, mlp.experts, device="cuda")
+
+    def flash(window: int | None) -> Callable[[], object]:
+        plan = Varlen((0, tokens), (0, tokens), (borders, borders), window, None, ())
+        return lambda: varlen.flash(q, k, v, plan)
+
+    def cudnn() -> object:
+        from torch.nn.attention import SDPBackend, sdpa_kernel
+
+        with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+            queries, keys, values = (x.transpose(0, 1)[None] for x in (q, k, v))
+            return functional.scaled_dot_product_attention(
+                queries, keys, values, is_causal=True, enable_gqa=True
+            )
+
+    pairs = tokens * (tokens + 1) / 2
+    window = config.window or tokens
+    seen = pairs - max(tokens - window, 0) * (max(tokens - window, 0) + 1) / 2
+    per_pair = 4 * heads * dim
+    product = 2.0 * hidden
+    show("q", lambda: functional.linear(h, square), product * tokens * heads * dim)
+    show("k", lambda: functional.linear(h, wide), product * tokens * config.num_kv_heads * dim)
+    show(
+        "experts up",
+        lambda: functional.grouped_mm(rows, gate_up.transpose(1, 2), offs=ends),
+        product * slots * 2 * mlp.width,
+    )
+    show(
+        "experts down",
+        lambda: functional.grouped_mm(inner, down.transpose(1, 2), offs=ends),
+        product * slots * mlp.width,
+    )
+    show("flash, full", flash(None), per_pair * pairs)
+    show("flash, window", flash(window), per_pair * seen)
+    show("cudnn, full", cudnn, per_pair * pairs)
+    show("sort of scores", lambda: scores.sort(dim=-1, descending=True, stable=True), moved=scores.nbytes * 2)
+    show("rows picked", lambda: h[torch.arange(slots, device="cuda") // mlp.top_k], moved=2.0 * rows.nbytes)
+    show("unpacking up", lambda: weights.unpack(name, gate_up), moved=2.0 * gate_up.nbytes)
+
+
+def show(what: str, work: Callable[[], object], operations: float = 0, moved: float = 0) -> None:
+    """Print the time of some work, and its share of what the GPU can do; or why it cannot be done."""
+    try:
+        work()
+        times = []
+        for _ in range(5):
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in "be")  # type: ignore[no-untyped-call]
+            begin.record()
+            work()
+            end.record()
+            torch.cuda.synchronize()
+            times.append(begin.elapsed_time(end) / 1e3)
+    except RuntimeError as error:
+        print(f"{what}: {error}")
+        return
+    seconds = statistics.median(times)
+    rate = (
+        f"{operations / seconds / 1e12:.0f} TFLOP/s" if operations else f"{moved / seconds / 1e12:.2f} TB/s"
+    )
+    share = operations / seconds / PEAK if operations else moved / seconds / BANDWIDTH
+    print(f"{what}: {1e3 * seconds:.3f} ms, {rate}, {share:.0%} of the peak", flush=True)
+
+
+if __name__ == "__main__":
+    main()
