@@ -32,7 +32,7 @@ __device__ __forceinline__ void choose_for(Shared& s, const Params& p, int first
       key[row][n] = expert < EXPERTS ? ordered(ptx::load_shared_float(at + row * 8)) : 0;
   }
 #pragma unroll 1
-  for (int taken = 0; taken < TOP_K; taken++) {
+  for (int taken = 0; taken < CHOICES; taken++) {
 #pragma unroll
     for (int row = 0; row < TOGETHER; row++) {
       uint32_t best = 0;
@@ -75,9 +75,9 @@ __device__ __forceinline__ void list_experts(Shared& s, int lane, const uint32_t
   if (lane == 0) s.route.count = count;
   for (int n = lane; n < count * ROWS; n += isa::WARP) (&s.route.weight[0][0])[n] = 0;
   __syncwarp();
-  for (int n = lane; n < ROWS * TOP_K; n += isa::WARP) {
-    const int row = n / TOP_K, expert = s.route.choice[row][n % TOP_K];
-    if (expert >= 0) s.route.weight[s.route.place[expert]][row] = s.route.choice_weight[row][n % TOP_K];
+  for (int n = lane; n < ROWS * CHOICES; n += isa::WARP) {
+    const int row = n / CHOICES, expert = s.route.choice[row][n % CHOICES];
+    if (expert >= 0) s.route.weight[s.route.place[expert]][row] = s.route.choice_weight[row][n % CHOICES];
   }
   __syncwarp();
 }

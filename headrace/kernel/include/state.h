@@ -31,7 +31,7 @@ constexpr int HEAD_TILES = HEAD_DIM / isa::TILE_ROWS;
 constexpr int QKV_TILES = (GROUP + 2) * HEAD_TILES;  // of one KV head
 constexpr int PARTIAL_BYTES = sizes::PARTIAL_FLOATS * 4;
 constexpr int EXPERTS = sizes::EXPERTS > 0 ? sizes::EXPERTS : 1;
-constexpr int TOP_K = sizes::TOP_K > 0 ? sizes::TOP_K : 1;
+constexpr int CHOICES = sizes::TOP_K > 0 ? sizes::TOP_K : 1;  // experts of a row
 constexpr int MAX_ACTIVE = sizes::TOP_K > 0 ? (EXPERTS < ROWS * sizes::TOP_K ? EXPERTS : ROWS * sizes::TOP_K) : 1;
 
 constexpr int MESSAGES = 16;
@@ -94,8 +94,8 @@ struct Route {
   int32_t count;
   int32_t expert[MAX_ACTIVE];
   float weight[MAX_ACTIVE][ROWS];  // 0: the row is not routed to it
-  int16_t choice[ROWS][TOP_K];     // each row's experts and their weights, on the way to the above
-  float choice_weight[ROWS][TOP_K];
+  int16_t choice[ROWS][CHOICES];     // each row's experts and their weights, on the way to the above
+  float choice_weight[ROWS][CHOICES];
   int16_t place[EXPERTS];          // in `expert`
 };
 
@@ -136,15 +136,19 @@ struct Shared {
   float attention_max[2][2][4][8], attention_sum[2][2][4][8];  // of a group's items in turn
   alignas(16) TaskSlot tasks[isa::TASK_SLOTS];
   Message messages[MESSAGES];
-  Route route;
+  union {  // no layer routes while rows are sampled
+    Route route;
+    struct {
+      Border borders[2][ROWS];  // of top_k, of top_p; only of rows that have one
+      float best_score[ROWS];   // the largest adjusted logit; only of rows that are drawn
+    };
+  };
   RowState rows;
   ChunkTable chunks[2];  // full attention, sliding window
   double pick_value[CONSUMER_WARPS];
   float pick_score[CONSUMER_WARPS];
   int32_t pick_token[CONSUMER_WARPS];
   int32_t next_token[ROWS];
-  Border borders[2][ROWS];  // of top_k, of top_p; only of rows that have one
-  float best_score[ROWS];   // the largest adjusted logit; only of rows that are drawn
   uint64_t page_full[RING], page_empty[RING];
   uint64_t task_full[isa::TASK_SLOTS], task_empty[isa::TASK_SLOTS];
   uint64_t message_full[MESSAGES], message_empty[MESSAGES];
