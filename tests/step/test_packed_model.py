@@ -97,6 +97,6 @@ def test_on_a_gpu_the_next_layer_is_unpacked_while_one_computes() -> None:
     model = synthetic_model(replace(north, layers=north.layers[:7]), device="cuda", dtype=torch.bfloat16)
     own = packed_model(pack_model(model, device="cuda", dtype=torch.bfloat16))
     tokens = tokens_for(north, 2500)
-    expected = Paged(model).sequence(tokens, [2048, 452])
+    expected = Paged(model, blocks=48).sequence(tokens, [2048, 452])
     for _ in range(5):
-        assert torch.equal(Paged(own).sequence(tokens, [2048, 452]), expected)
+        assert torch.equal(Paged(own, blocks=48).sequence(tokens, [2048, 452]), expected)
