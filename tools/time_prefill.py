@@ -16,6 +16,7 @@ from dataclasses import replace
 import torch
 from torch.nn import functional
 
+from headrace.engine.decode import fuse
 from headrace.engine.torch_backend import TorchBackend
 from headrace.model import varlen
 from headrace.model.batch import Span
@@ -37,6 +38,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, nargs="*", default=[8192, 32768])
     parser.add_argument("--chunk", type=int, nargs="*", default=[8192])
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--plain", action="store_true", help="without the fused steps")
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--parts", action="store_true")
     options = parser.parse_args()
@@ -46,7 +48,7 @@ def main() -> None:
     weights = pack_synthetic(config, device="cuda", dtype=torch.bfloat16)
     torch.cuda.synchronize()
     print(f"{weights.map.bytes / 1e9:.1f} GB of weights in {time.monotonic() - begun:.1f} s", flush=True)
-    timer = Timer(config, weights, max(options.tokens, default=0))
+    timer = Timer(config, weights, max(options.tokens), not options.plain)
     for tokens in options.tokens:
         for chunk in options.chunk:
             timer.report(tokens, chunk, options.repeats)
@@ -59,13 +61,16 @@ def main() -> None:
 class Timer:
     """A model with a KV pool for one prompt."""
 
-    def __init__(self, config: ModelConfig, weights: PackedWeights, most: int) -> None:
+    def __init__(self, config: ModelConfig, weights: PackedWeights, most: int, fused: bool) -> None:
         blocks = blocks_for(most)
         generator = random.Random(0)
         cache = KVCache(config, dict.fromkeys(KVGroup, blocks), dtype=torch.bfloat16, device="cuda")
         self.tables = {group: generator.sample(range(blocks), blocks) for group in KVGroup}
         self.prompt = [generator.randrange(config.vocab_size) for _ in range(most)]
-        self.backend = TorchBackend(packed_model(weights), cache, max_rows=1)
+        model = packed_model(weights)
+        if fused:
+            print("fused steps are taken" if fuse(model, cache) else "fused steps cannot be taken")
+        self.backend = TorchBackend(model, cache, max_rows=1)
 
     def run(self, tokens: int, chunk: int) -> list[float]:
         """Seconds of each chunk."""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 import typer
 
 from headrace.cli.console import RefusedError, configure_logging, err, progress_bars, refuse
-from headrace.engine.options import DECODE_BACKENDS, EngineOptions
+from headrace.engine.options import CPU_CHUNK, DECODE_BACKENDS, GPU_CHUNK, EngineOptions
 from headrace.model.sampling import SamplingParams
 
 if TYPE_CHECKING:
@@ -99,9 +99,13 @@ class EngineFlags:
     max_sequences: Annotated[int, typer.Option(help="Sequences that run at the same time.")] = (
         EngineOptions.max_sequences
     )
-    prefill_chunk: Annotated[int, typer.Option(help="Most tokens of prompts that one step takes in.")] = (
-        EngineOptions.prefill_chunk
-    )
+    prefill_chunk: Annotated[
+        int | None,
+        typer.Option(
+            help=f"Most prompt tokens that a step takes in. Default: {GPU_CHUNK} on a GPU, else {CPU_CHUNK}.",
+            show_default=False,
+        ),
+    ] = EngineOptions.prefill_chunk
     max_decode_gap: Annotated[
         float,
         typer.Option(

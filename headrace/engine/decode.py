@@ -12,6 +12,7 @@ from headrace.engine.options import EngineOptions, OptionError
 from headrace.engine.oracle_backend import OracleBackend
 from headrace.engine.torch_backend import TorchBackend
 from headrace.kernel.pool import KernelPool
+from headrace.kernel.prompt import passes
 from headrace.kernel.support import obstacle
 from headrace.model.config import ModelConfig
 from headrace.model.kv import KVCache
@@ -72,13 +73,24 @@ def make_backend(
     if decode == "oracle":
         oracle = OracleBackend(model, cache, max_rows=rows, max_steps=steps)
         return oracle, oracle
-    passes = TorchBackend(model, cache, max_rows=rows, max_steps=steps)
+    fuse(model, cache)
+    torch_backend = TorchBackend(model, cache, max_rows=rows, max_steps=steps)
     if decode == "torch":
-        return passes, passes
+        return torch_backend, torch_backend
     if weights is None:
         raise ValueError("the kernel reads packed weights, and there are none")
     kernels = KernelPool(weights, cache, max_rows=rows, max_context=max_context, progress=say)
-    return KernelBackend(kernels, passes, max_rows=rows, max_steps=steps), passes
+    return KernelBackend(kernels, torch_backend, max_rows=rows, max_steps=steps), torch_backend
+
+
+def fuse(model: Model, cache: KVCache) -> bool:
+    """Have prompts take the fused steps where the GPU and the model allow it; whether they do."""
+    if model.dtype != torch.bfloat16 or not passes.fits(model.config) or not passes.available(model.device):
+        return False
+    fused = passes.Passes()
+    model.use(fused)
+    cache.fused = fused
+    return True
 
 
 def _check_oracle(options: EngineOptions, config: ModelConfig, device: torch.device) -> None:

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 
 DECODE_BACKENDS = ("auto", "kernel", "torch", "oracle")
 
-# Tokens of prompts in one step. A GPU reads all experts however many there are: the more share the reading, the
-# better.
+# Tokens of prompts in one step. A GPU reads all experts whatever it does: many tokens share the reading.
 GPU_CHUNK = 8192
 CPU_CHUNK = 512
 

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from headrace.model.config import ModelConfig
-from headrace.model.layers import linear
+from headrace.model.config import ModelConfig, Rope
+from headrace.model.fused import Fused
+from headrace.model.layers import linear, on_gpu
 from headrace.model.rope import Rotation, rotate
 
 
@@ -34,6 +35,7 @@ class Attention(nn.Module):
 
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
+        self.fused: Fused | None = None
         self.layer = layer
         self.head_dim = config.head_dim
         self.rope = config.layers[layer].rope
@@ -45,11 +47,16 @@ class Attention(nn.Module):
     def forward(self, h: Tensor, tokens: AttentionPass) -> Tensor:
         """h is [..., tokens, hidden], and so is the result."""
         heads = (-1, self.head_dim)
-        q = rotate(self.q(h).unflatten(-1, heads), self.rope, tokens.rotation)
-        k = rotate(self.k(h).unflatten(-1, heads), self.rope, tokens.rotation)
+        q = self._turned(self.q(h).unflatten(-1, heads), tokens.rotation)
+        k = self._turned(self.k(h).unflatten(-1, heads), tokens.rotation)
         v = self.v(h).unflatten(-1, heads)
         out: Tensor = self.o(tokens.attend(self.layer, q, k, v).flatten(-2))
         return out
+
+    def _turned(self, x: Tensor, by: Rotation) -> Tensor:
+        if self.fused is not None and self.rope is Rope.INTERLEAVED and x.dim() == 3 and on_gpu(x):
+            return self.fused.rotate(x, by)
+        return rotate(x, self.rope, by)
 
 
 def visible(queries: Tensor, keys: Tensor, window: int | None) -> Tensor:

@@ -30,6 +30,7 @@ import torch
 from torch import Tensor
 
 from headrace.model.config import KVGroup, ModelConfig
+from headrace.model.fused import Fused
 
 BLOCK_TOKENS = 64
 NO_BLOCK = -1
@@ -52,6 +53,7 @@ class KVCache:
         device: torch.device | str = "cpu",
     ) -> None:
         self.blocks = dict(blocks)
+        self.fused: Fused | None = None
         self.pages = [
             zeros(
                 (self.blocks[layer.group], config.num_kv_heads, 2, BLOCK_TOKENS * config.head_dim),
@@ -72,6 +74,9 @@ class KVCache:
     def write_blocks(self, layer: int, blocks: Tensor, k: Tensor, v: Tensor) -> None:
         """Fill `blocks` [n] with k and v, [n * BLOCK_TOKENS, KV heads, head_dim]: as `write`, in one copy."""
         pages = self.pages[layer]
+        if self.fused is not None:
+            self.fused.write_blocks(pages, blocks, k.contiguous(), v.contiguous())
+            return
         filled = pages.new_empty(len(blocks), *pages.shape[1:])
         keys, values = _keys(filled[:, :, 0]), _values(filled[:, :, 1])
         k = k.view(len(blocks), *keys.shape[2:6], *k.shape[1:2], *keys.shape[6:])

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from headrace.model.config import DenseMLP, ModelConfig, MoEMLP, Norm
+from headrace.model.fused import Fused
 
 
 def on_gpu(x: Tensor) -> bool:
@@ -98,35 +99,52 @@ def route(logits: Tensor, mlp: MoEMLP) -> tuple[Tensor, Tensor]:
     return ids, weights
 
 
+def swiglu(gate_up: Tensor) -> Tensor:
+    """silu(gate) * up, [rows, width], of gate and up side by side, [rows, 2 * width]."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return functional.silu(gate) * up
+
+
+def weighed_sum(parts: Tensor, places: Tensor, weights: Tensor) -> Tensor:
+    """The sum over i, in order, of parts[places[token, i]] * weights[token, i], float32 [tokens, hidden]."""
+    out = parts[places[:, 0]].float() * weights[:, :1]
+    for slot in range(1, places.shape[1]):
+        out = out + parts[places[:, slot]].float() * weights[:, slot, None]
+    return out
+
+
 class Experts(nn.Module):
     """Gated experts, stored together: `gate_up` [experts, 2 * width, hidden], gate rows first, and `down`."""
 
     def __init__(self, hidden: int, mlp: MoEMLP) -> None:
         super().__init__()
+        self.fused: Fused | None = None
         self.gate_up = nn.Parameter(torch.empty(mlp.experts, 2 * mlp.width, hidden))
         self.down = nn.Parameter(torch.empty(mlp.experts, hidden, mlp.width))
 
     def forward(self, h: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
-        """The weighed sum over each token's experts, float32 [tokens, hidden], for h [tokens, hidden].
+        """The weighed sum over each token's experts, [tokens, hidden], for h [tokens, hidden].
 
-        `ids` and `weights` are those of `route`. Both ways to the sum add in the same order.
+        `ids` and `weights` are those of `route`. All ways to the sum add in the same order. The sum is
+        float32, or rounded already if `fused` made it.
         """
         order = ids.flatten().short().argsort(stable=True)  # few bits are sorted in fewer passes
         way = self.grouped if self._can_group(h) else self.one_by_one
-        return way(h, ids, order, weights.flatten()[order, None])
+        return way(h, ids, order, weights)
 
     def one_by_one(self, h: Tensor, ids: Tensor, order: Tensor, weights: Tensor) -> Tensor:
         """A loop over the experts in use: what is meant. The host waits for the device once.
 
-        `order` sorts the slots, token * top_k + i, by expert; `weights` are sorted by it.
+        `order` sorts the slots, token * top_k + i, by expert.
         """
+        weights = weights.flatten()[order, None]
         out = torch.zeros(h.shape, dtype=torch.float32, device=h.device)
         tokens, start = order // ids.shape[1], 0
         for expert, count in enumerate(torch.bincount(ids.flatten(), minlength=len(self.down)).tolist()):
             if count:
                 rows = tokens[start : start + count]
-                gate, up = functional.linear(h[rows], self.gate_up[expert]).chunk(2, dim=-1)
-                part = functional.linear(functional.silu(gate) * up, self.down[expert])
+                inner = swiglu(functional.linear(h[rows], self.gate_up[expert]))
+                part = functional.linear(inner, self.down[expert])
                 out.index_add_(0, rows, part.float() * weights[start : start + count])
                 start += count
         return out
@@ -136,14 +154,12 @@ class Experts(nn.Module):
         experts = torch.arange(len(self.down), device=h.device)
         ends = torch.searchsorted(ids.flatten()[order], experts, right=True).int()
         inner = functional.grouped_mm(h[order // ids.shape[1]], self.gate_up.transpose(1, 2), offs=ends)
-        gate, up = inner.chunk(2, dim=-1)
-        parts = functional.grouped_mm(functional.silu(gate) * up, self.down.transpose(1, 2), offs=ends)
-        slots = torch.empty(parts.shape, dtype=torch.float32, device=h.device)
-        slots = slots.index_copy(0, order, parts.float() * weights).view(*ids.shape, -1)
-        out = slots[:, 0]
-        for slot in range(1, ids.shape[1]):
-            out = out + slots[:, slot]
-        return out
+        inner = swiglu(inner) if self.fused is None else self.fused.swiglu(inner)
+        parts = functional.grouped_mm(inner, self.down.transpose(1, 2), offs=ends)
+        places = torch.empty(len(order), dtype=torch.int32, device=h.device)
+        places[order] = torch.arange(len(order), dtype=torch.int32, device=h.device)
+        combine = weighed_sum if self.fused is None else self.fused.combine
+        return combine(parts, places.view(ids.shape), weights)
 
     def _can_group(self, h: Tensor) -> bool:
         # Rows of a multiple of 16 bytes; torch 2.9 has no such product, and older GPUs have no kernel for it.

@@ -11,11 +11,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from headrace.model.attention import AttentionPass, WholeSequences
+from headrace.model.attention import Attention, AttentionPass, WholeSequences
 from headrace.model.batch import Span
 from headrace.model.config import ConfigError, ModelConfig
+from headrace.model.fused import Fused
 from headrace.model.kv import KVCache
-from headrace.model.layers import make_norm
+from headrace.model.layers import MoE, make_norm
 from headrace.model.paging import PagedSpans
 from headrace.model.rope import Rotation, frequencies, rotation
 
@@ -55,6 +56,14 @@ class Model(nn.Module):
     def dtype(self) -> torch.dtype:
         """The type of the weights and activations."""
         return self.norm.weight.dtype
+
+    def use(self, fused: Fused | None) -> None:
+        """Have layers take the fused steps wherever these are right for what they are given."""
+        for module in self.modules():
+            if isinstance(module, Attention):
+                module.fused = fused
+            elif isinstance(module, MoE) and module.shared is None:  # shared experts join before the rounding
+                module.experts.fused = fused
 
     @torch.no_grad()
     def forward(self, spans: Sequence[Span], cache: KVCache) -> Tensor:

@@ -218,6 +218,34 @@ def test_tools_of_anthropics_servers_are_left_out(http: httpx.Client, server: Sc
     assert "web_search" not in server.prompt
 
 
+def test_deferred_tools_are_shown_where_a_result_refers_to_them(http: httpx.Client, server: Scripted) -> None:
+    fetch = {**TOOL, "name": "fetch", "description": "Get <a page>", "defer_loading": True}
+    search = {"type": "tool_use", "id": "t1", "name": "find_tools", "input": {"query": "page"}}
+    post(http, tools=[TOOL, fetch])
+    first = server.prompt
+    assert '"name": "read"' in first
+    assert '"name": "fetch"' not in first
+    found = [{"type": "tool_reference", "tool_name": name} for name in ("fetch", "unknown")]
+    messages = [
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": [search]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t1", "content": found}]},
+    ]
+    # Claude Code puts a tool into the list, deferred still, once it has been found.
+    post(http, tools=[{**fetch, "name": "another"}, fetch, TOOL], messages=messages)
+    assert server.prompt.startswith(first.removesuffix("<|START_THINKING|><|END_THINKING|>"))
+    result = json.loads(
+        "[" + server.prompt.rpartition("<|START_TOOL_RESULT|>[")[2].partition("]<|END")[0] + "]"
+    )
+    shown, unknown = result[0]["results"]["0"]["content"].split("\n")
+    assert json.loads(shown.removeprefix("<function>").removesuffix("</function>")) == {
+        "description": "Get <a page>",
+        "name": "fetch",
+        "parameters": TOOL["input_schema"],
+    }
+    assert unknown == "[tool_reference left out]"
+
+
 def test_count_tokens(http: httpx.Client, server: Scripted) -> None:
     fields = body(system="Be brief.")
     del fields["max_tokens"]

@@ -116,6 +116,29 @@ def test_free_text_tools(http: httpx.Client, server: Scripted) -> None:
     assert comparable(post(http)) == comparable(response)
 
 
+def test_tools_in_namespaces(http: httpx.Client, server: Scripted) -> None:
+    tools = [TOOL, {"type": "namespace", "name": "agents", "description": "Agents", "tools": [TOOL, PATCH]}]
+    spoken = (call("agents__read", {"path": "a"}), call("agents__apply_patch", {"input": "+b"}), READ)
+    server.says(thinks("Hm.", action(*spoken)))
+    response = checked(stream(http, tools=tools))
+    assert '"name": "agents__read"' in server.prompt
+    assert '"name": "read"' in server.prompt
+    calls = response["output"][1:]
+    heads = [(item["type"], item.get("namespace"), item["name"]) for item in calls]
+    assert heads == [
+        ("function_call", "agents", "read"),
+        ("custom_tool_call", "agents", "apply_patch"),
+        ("function_call", None, "read"),
+    ]
+    assert calls[1]["input"] == "+b"
+    result = {"type": "function_call_output", "call_id": calls[0]["call_id"], "output": "1"}
+    post(http, tools=tools, input=[{"role": "user", "content": "hi"}, *response["output"], result])
+    assert '"tool_name": "agents__read", "parameters": {"path": "a"}' in server.prompt
+    chosen = {"type": "function", "namespace": "agents", "name": "read"}
+    server.says(thinks("Hm.", action(call("agents__read", {"path": "a"}))))
+    assert post(http, tools=tools, tool_choice=chosen)["output"][-1]["namespace"] == "agents"
+
+
 def test_a_call_that_the_limit_cuts_is_incomplete(http: httpx.Client, server: Scripted) -> None:
     line = thinks("", "<|START_ACTION|>[" + READ)
     limit = len(server.tokenizer.encode(line)) - 4
@@ -190,6 +213,11 @@ def test_sdk(sdk: openai.OpenAI, server: Scripted) -> None:
         ({"background": True}, "background"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"tools": [{"type": "function"}]}, "tools[0].name"),
+        (
+            {"tools": [{"type": "namespace", "name": "n", "tools": [{"type": "custom"}]}]},
+            "tools[0].tools[0].name",
+        ),
+        ({"tools": [{"type": "namespace", "name": "n"}]}, "tools[0].tools"),
         ({"max_output_tokens": CONTEXT}, "input"),
     ],
 )

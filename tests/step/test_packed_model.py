@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 
 from headrace.model.config import ModelConfig
-from headrace.model.presets import LLAMA_3_2_1B
+from headrace.model.presets import LLAMA_3_2_1B, PRESETS
 from headrace.model.synthetic import synthetic_model
 from headrace.model.transformer import Model
 from headrace.step.pack import PackedWeights, pack_model
@@ -88,3 +88,15 @@ def test_matrices_are_all_parameters_of_a_layer_but_its_norms() -> None:
         *(f"attention.{part}.weight" for part in "qkvo"),
         *(f"mlp.{part}.weight" for part in ("gate", "up", "down")),
     }
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_the_next_layer_is_unpacked_while_one_computes() -> None:
+    """North's widths, so that both take their time; and passes that follow at once."""
+    north = PRESETS["north-mini-code"]
+    model = synthetic_model(replace(north, layers=north.layers[:7]), device="cuda", dtype=torch.bfloat16)
+    own = packed_model(pack_model(model, device="cuda", dtype=torch.bfloat16))
+    tokens = tokens_for(north, 2500)
+    expected = Paged(model, blocks=48).sequence(tokens, [2048, 452])
+    for _ in range(5):
+        assert torch.equal(Paged(own, blocks=48).sequence(tokens, [2048, 452]), expected)

@@ -1,6 +1,6 @@
 """`make test-clients`: install the clients, let each do the task, print the table, write the results.
 
-    python -m tools.clients [NAME ...] [--list] [--serve PORT] [--output FILE]
+    python -m tools.clients [NAME ...] [--list] [--serve PORT] [--record] [--output FILE]
 
 Ends with 0 if every client that can be installed here passed.
 """
@@ -12,6 +12,7 @@ import contextlib
 import datetime
 import json
 import platform
+import shutil
 import sys
 import threading
 from importlib.metadata import version
@@ -19,9 +20,10 @@ from pathlib import Path
 
 from tools.bench import RESULTS, commit
 from tools.clients.catalogue import CLIENTS, Client
-from tools.clients.install import NotInstallableError, install, installed_version
+from tools.clients.install import FOLDER, NotInstallableError, install, installed_version
+from tools.clients.record import CONVERSATIONS
 from tools.clients.server import served
-from tools.clients.task import ABSENT, FAILED, Outcome, perform
+from tools.clients.task import ABSENT, FAILED, PASSED, Outcome, perform
 
 
 def main() -> int:
@@ -34,6 +36,7 @@ def main() -> int:
     parser.add_argument(
         "--serve", type=int, metavar="PORT", help="serve the script until Ctrl-C, run nothing"
     )
+    parser.add_argument("--record", action="store_true", help="make what the clients sent a test")
     parser.add_argument("--output", type=Path, help="where to write the JSON")
     arguments = parser.parse_args()
     if unknown := sorted(set(arguments.names) - set(names)):
@@ -45,6 +48,8 @@ def main() -> int:
         return wait(arguments.serve)
     outcomes = [attempt(client) for client in CLIENTS if client.name in (arguments.names or names)]
     print(table(outcomes))
+    if arguments.record:
+        keep(outcomes)
     if not arguments.names or arguments.output:
         write(outcomes, arguments.output or RESULTS / "clients.json")
     return int(any(outcome.result == FAILED for outcome in outcomes))
@@ -67,6 +72,14 @@ def attempt(client: Client) -> Outcome:
         return Outcome(client.name, client.package.version, ABSENT, str(error))
     with served() as server:
         return perform(client, installed, installed_version(client.name, client.package), server)
+
+
+def keep(outcomes: list[Outcome]) -> None:
+    """Put the conversations of the clients that passed where the tests read them."""
+    for outcome in outcomes:
+        if outcome.result == PASSED:
+            source = FOLDER / "runs" / outcome.client / "conversation.json"
+            shutil.copyfile(source, CONVERSATIONS / f"{outcome.client}.json")
 
 
 def table(outcomes: list[Outcome]) -> str:

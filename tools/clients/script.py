@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -98,48 +98,43 @@ def arguments(schema: Mapping[str, Any], values: Mapping[str, str]) -> dict[str,
 
 def _turn(prompt: str) -> tuple[str, str]:
     tools = {_normal(tool.name): tool for tool in offered(prompt)}
-    steps = [step for step in (_look(tools), _mend(tools), _check(tools)) if step is not None]
+    steps = _steps(tools)
     turns = prompt.split(markers.CHATBOT)[1:]
     done = sum(markers.START_ACTION in turn for turn in turns)
     if done < len(steps):
+        tool, command = steps[done]
         folder = _folder(prompt)
-        return f"Step {done + 1} → then I see.", steps[done](folder)
+        words = f"Step {done + 1} → then I see."
+        return words, _action(tool, _values(folder, command.format(folder=folder)), done)
     if tools:
-        return _report(prompt, tools, done - len(steps))
+        return _report(prompt, tools, done, further=done > len(steps))
     if "SEARCH/REPLACE" in prompt:
         return "They want a block.", _text(_block(prompt))
     return "A title will do.", _text(TITLE)
 
 
-def _report(prompt: str, tools: Mapping[str, Tool], further: int) -> tuple[str, str]:
+def _report(prompt: str, tools: Mapping[str, Tool], done: int, *, further: bool) -> tuple[str, str]:
     """Words, or, where the prompt names a command that ends the task, that command."""
     found = _RESULT.findall(prompt)
     words = REPORT.format(result=found[-1] if found else "unknown")
     end = "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
     if end in prompt and not further:
         run = f"echo {end} && echo '{words}'"
-        return "The check is done.", _action(_first(tools, _SHELLS), {"command": run, "cmd": run})
+        shell = _first(tools, _SHELLS)
+        assert shell is not None, f"{end} is a command, but there is no shell"
+        return "The check is done.", _action(shell, {"command": run, "cmd": run}, done)
     return "The check is done.", _text(words)
 
 
-def _look(tools: Mapping[str, Tool]) -> Callable[[str], str] | None:
-    reader, shell = _first(tools, _READERS), _first(tools, _SHELLS)
-    return _step(reader or shell, lambda folder: f"cat {folder}/adder.py")
-
-
-def _mend(tools: Mapping[str, Tool]) -> Callable[[str], str] | None:
-    editor = _first(tools, (*_EDITORS, *_PATCHERS, *_WRITERS, *_SHELLS))
-    return _step(editor, lambda folder: f"sed -i 's/a - b/a + b/' {folder}/adder.py")
-
-
-def _check(tools: Mapping[str, Tool]) -> Callable[[str], str] | None:
-    return _step(_first(tools, _SHELLS), lambda folder: f"python3 {folder}/check.py")
-
-
-def _step(tool: Tool | None, command: Callable[[str], str]) -> Callable[[str], str] | None:
-    if tool is None:
-        return None
-    return lambda folder: _action(tool, _values(folder, command(folder)))
+def _steps(tools: Mapping[str, Tool]) -> list[tuple[Tool, str]]:
+    """The tool for each step of the task, and what a shell would have to run for it."""
+    wanted = (
+        ((*_READERS, *_SHELLS), "cat {folder}/adder.py"),
+        ((*_EDITORS, *_PATCHERS, *_WRITERS, *_SHELLS), "sed -i 's/a - b/a + b/' {folder}/adder.py"),
+        (_SHELLS, "python3 {folder}/check.py"),
+    )
+    chosen = ((_first(tools, names), command) for names, command in wanted)
+    return [(tool, command) for tool, command in chosen if tool is not None]
 
 
 def _values(folder: str, command: str) -> dict[str, str]:
@@ -184,9 +179,10 @@ def _text(words: str) -> str:
     return markers.START_TEXT + words + markers.END_TEXT
 
 
-def _action(tool: Tool | None, values: Mapping[str, str]) -> str:
-    assert tool is not None
-    call = {"tool_call_id": "0", "tool_name": tool.name, "parameters": arguments(tool.schema, values)}
+def _action(tool: Tool, values: Mapping[str, str], number: int) -> str:
+    """A call, numbered as the template numbers those of the prompt."""
+    parameters = arguments(tool.schema, values)
+    call = {"tool_call_id": f"{number}", "tool_name": tool.name, "parameters": parameters}
     return f"{markers.START_ACTION}[\n    {json.dumps(call, ensure_ascii=False)}\n]{markers.END_ACTION}"
 
 

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from headrace.engine.request import Request
+from tools.clients import record
 from tools.clients.catalogue import TASK, Client, filled
 from tools.clients.install import FOLDER, Installed
 from tools.clients.script import BROKEN, CHECK, MENDED, REPORT
@@ -86,6 +87,7 @@ def _perform(
     )
     seconds = time.monotonic() - start
     _write_exchanges(logs / "requests.jsonl", server.exchanges)
+    record.write(logs / "conversation.json", record.conversation(server.exchanges, work))
     reason = verdict(client, code, said, (work / "adder.py").read_text(), server.exchanges)
     requests = list(server.requests)
     return Outcome(
@@ -204,11 +206,11 @@ def _end_group(process: subprocess.Popen[bytes]) -> None:
 def _write_exchanges(path: Path, exchanges: Sequence[Exchange]) -> None:
     with path.open("w", encoding="utf-8") as file:
         for each in exchanges:
-            record = {
+            line = {
                 "request": f"{each.method} {each.path}",
                 "headers": each.headers,
                 "body": each.json(),
                 "status": each.status,
                 "reply": each.reply.decode("utf-8", "replace"),
             }
-            file.write(json.dumps(record, ensure_ascii=False) + "\n")
+            file.write(json.dumps(line, ensure_ascii=False) + "\n")

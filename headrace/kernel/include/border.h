@@ -11,12 +11,12 @@ constexpr int ALL_EQUALS = 0x7fffffff, NO_EQUALS = -1;  // of Border::last_equal
 __device__ __forceinline__ int32_t flag_of(int kind) { return kind == TOP_K ? variant::row_flag::TOP_K : variant::row_flag::TOP_P; }
 
 __device__ __forceinline__ uint64_t* histogram_at(const Consumer& c, int kind, int digit, int row) {
-  auto* histogram = reinterpret_cast<uint64_t*>(buffer_at(c.p, static_cast<int32_t>(isa::Buffer::HISTOGRAM)));
+  auto* histogram = reinterpret_cast<uint64_t*>(begin_of(c, isa::Buffer::HISTOGRAM));
   return histogram + (static_cast<size_t>(kind * isa::DIGITS + digit) * ROWS + row) * isa::DIGIT_BINS;
 }
 
 __device__ __forceinline__ uint32_t* ties_at(const Consumer& c, int kind, int share, int row) {
-  auto* ties = reinterpret_cast<uint32_t*>(buffer_at(c.p, static_cast<int32_t>(isa::Buffer::TIES)));
+  auto* ties = reinterpret_cast<uint32_t*>(begin_of(c, isa::Buffer::TIES));
   return ties + (static_cast<size_t>(kind) * sizes::SMS + share) * ROWS + row;
 }
 

@@ -42,6 +42,15 @@ __device__ __forceinline__ void each_row_by_warp(const Consumer& c, uint32_t row
   });
 }
 
+// ---- buffers ----
+
+// Where a buffer begins, worked out where it is needed: kept from task to task it would take registers of all operations.
+__device__ __forceinline__ uint8_t* begin_of(const Consumer& c, isa::Buffer buffer) {
+  uint32_t number = static_cast<uint32_t>(buffer);
+  ptx::forget(number);
+  return buffer_at(c.p, number);
+}
+
 // ---- logits ----
 
 __device__ __forceinline__ size_t place_of(int token, int row) {
@@ -49,7 +58,7 @@ __device__ __forceinline__ size_t place_of(int token, int row) {
 }
 
 __device__ __forceinline__ float* raw_logits(const Consumer& c) {
-  return reinterpret_cast<float*>(buffer_at(c.p, static_cast<int32_t>(isa::Buffer::LOGITS)));
+  return reinterpret_cast<float*>(begin_of(c, isa::Buffer::LOGITS));
 }
 
 __device__ __forceinline__ float raw_logit(const Consumer& c, int token, int row) {
@@ -149,8 +158,7 @@ __device__ __forceinline__ double sum_of_all(Consumer& c, double sum) {
 // ---- exchange ----
 
 __device__ __forceinline__ const uint8_t* stat_at(const Consumer& c, int share, int row) {
-  return buffer_at(c.p, static_cast<int32_t>(isa::Buffer::STATS)) +
-         (static_cast<size_t>(share) * ROWS + row) * sizeof(isa::Stat);
+  return begin_of(c, isa::Buffer::STATS) + (static_cast<size_t>(share) * ROWS + row) * sizeof(isa::Stat);
 }
 
 // Publish this share's records of all rows, written by thread 0, as one message. For all consumers.

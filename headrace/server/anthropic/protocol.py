@@ -6,6 +6,7 @@ messages, results in the user's, before what the user says.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
@@ -27,12 +28,16 @@ class AnthropicMessage(Body):
 
 
 class AnthropicTool(Body):
-    """A tool with a schema is the client's; any other would be run by Anthropic's servers."""
+    """A tool with a schema is the client's; any other would be run by Anthropic's servers.
+
+    One with `defer_loading` is not shown to the model before a tool's result refers to it.
+    """
 
     name: str
     description: str | None = None
     input_schema: dict[str, Any] | None = None
     type: str | None = None
+    defer_loading: bool | None = None
 
 
 class Thinking(Body):
@@ -72,9 +77,11 @@ def effort(body: CountBody) -> str:
 
 
 def template_tools(body: CountBody) -> list[dict[str, Any]]:
-    """The tools in OpenAI's form, which templates read."""
+    """The tools in OpenAI's form, which templates read; those that are deferred stay out."""
     tools = []
     for tool in body.tools or ():
+        if tool.defer_loading:
+            continue
         if tool.input_schema is None:
             warn_once(f"Leaving out the tool {tool.name[:100]}: it would run on Anthropic's servers")
             continue
@@ -106,6 +113,7 @@ def template_messages(body: CountBody) -> list[dict[str, Any]]:
     """The conversation as templates read it. Raises ApiError 400 for content that is not text."""
     system = "\n\n".join(_system_texts(body.system))
     messages = [{"role": "system", "content": system}] if system else []
+    tools = {tool.name: tool for tool in body.tools or ()}
     for number, message in enumerate(body.messages):
         where = f"messages[{number}].content"
         if isinstance(message.content, str):
@@ -113,7 +121,7 @@ def template_messages(body: CountBody) -> list[dict[str, Any]]:
         elif message.role == "assistant":
             messages.append(_assistant(message.content, where))
         else:
-            messages += _user(message.role, message.content, where)
+            messages += _user(message.role, message.content, where, tools)
     return messages
 
 
@@ -157,12 +165,12 @@ def _call(block: Mapping[str, Any], where: str) -> dict[str, Any]:
     return {"id": block.get("id"), "type": "function", "function": function}
 
 
-def _user(role: str, blocks: Blocks, where: str) -> list[dict[str, Any]]:
+def _user(role: str, blocks: Blocks, where: str, tools: Mapping[str, AnthropicTool]) -> list[dict[str, Any]]:
     """Results as messages of their own, then what the user says, the blocks of which are lines."""
     results, texts = [], []
     for number, block in enumerate(blocks):
         if block.get("type") == "tool_result":
-            content = _result(block.get("content"), f"{where}[{number}].content")
+            content = _result(block.get("content"), f"{where}[{number}].content", tools)
             results.append({"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": content})
         else:
             texts.append(_text(block, f"{where}[{number}]"))
@@ -170,16 +178,29 @@ def _user(role: str, blocks: Blocks, where: str) -> list[dict[str, Any]]:
     return [*results, *said]
 
 
-def _result(content: Any, where: str) -> str:
-    """The text of a tool's result. An image in it must not end the conversation: its place is marked."""
+def _result(content: Any, where: str, tools: Mapping[str, AnthropicTool]) -> str:
+    """The text of a tool's result. An image in it must not end the conversation: its place is marked.
+
+    A reference to a tool becomes the tool's definition: shown here, and not in the list at the head of the
+    prompt, it leaves all that stands before it as it was, and in the prefix cache.
+    """
     if content is None or isinstance(content, str):
         return content or ""
     if not isinstance(content, Sequence) or not all(isinstance(block, Mapping) for block in content):
         raise bad_request(f"{where}: must be a string or a list of blocks", param=where)
-    return "\n".join(
-        _text(block, where) if block.get("type") == "text" else f"[{block.get('type')} left out]"
-        for block in content
-    )
+    return "\n".join(_result_block(block, where, tools) for block in content)
+
+
+def _result_block(block: Mapping[str, Any], where: str, tools: Mapping[str, AnthropicTool]) -> str:
+    match block.get("type"):
+        case "text":
+            return _text(block, where)
+        case "tool_reference":
+            tool = tools.get(str(block.get("tool_name")))
+            if tool is not None and tool.input_schema is not None:
+                shown = {"description": tool.description, "name": tool.name, "parameters": tool.input_schema}
+                return f"<function>{json.dumps(shown, ensure_ascii=False)}</function>"
+    return f"[{block.get('type')} left out]"
 
 
 def _text(block: Mapping[str, Any], where: str) -> str:

@@ -13,6 +13,7 @@ from headrace.server.messages import schema_of
 from headrace.server.responses import protocol
 from headrace.server.responses.protocol import ResponsesBody
 from headrace.server.responses.reply import ResponseReply
+from headrace.server.responses.tools import chat_choice, template_tools
 from headrace.server.sampling import sampling_params
 from headrace.server.state import ServerState
 from headrace.server.streaming import EventStream
@@ -41,8 +42,8 @@ def router(state: ServerState) -> APIRouter:
 def conversation(state: ServerState, body: ResponsesBody) -> Conversation:
     """What a request asks for. Raises ApiError 400, and ParameterError."""
     _refuse_unsupported(body)
-    tools = protocol.template_tools(body.tools)
-    choice = protocol.chat_choice(body.tool_choice)
+    tools = template_tools(body.tools)
+    choice = chat_choice(body.tool_choice)
     form = body.text.format if body.text else None
     text = None if form is None else schema_of(form, {"schema": form.schema_}, "text.format")
     policy = tool_policy(tools, choice, parallel=body.parallel_tool_calls, text=text)

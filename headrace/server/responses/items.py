@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Collection
+from collections.abc import Mapping
 from typing import Any
 
 from headrace.server.formats import CallArguments, CallEnd, CallStart, Content, Event, Reasoning
@@ -17,11 +17,15 @@ Wire = dict[str, Any]
 
 
 class Items:
-    """The items so far, in `output`. Calls of the tools in `custom` go out as free text."""
+    """The items so far, in `output`.
 
-    def __init__(self, custom: Collection[str] = ()) -> None:
+    `names` has, by the name that the model calls a tool, what the wire calls it, and the type of its calls:
+    those of type custom_tool_call go out as free text.
+    """
+
+    def __init__(self, names: Mapping[str, Wire] | None = None) -> None:
         self.output: list[Wire] = []
-        self._custom = custom
+        self._names = names or {}
         self._open: Wire | None = None
         self._text: list[str] = []
 
@@ -33,10 +37,8 @@ class Items:
             case Content(text):
                 return [*self._begin("message"), self._delta("output_text", text)]
             case CallStart(_, name):
-                return [
-                    *self.close(),
-                    *self._begin("custom_tool_call" if name in self._custom else "function_call", name),
-                ]
+                tool = {"type": "function_call", "name": name, **self._names.get(name, {})}
+                return [*self.close(), *self._begin(tool.pop("type"), tool)]
             case CallArguments(_, text):
                 if self._kind == "custom_tool_call":  # the text is inside JSON that is not whole yet
                     self._text.append(text)
@@ -61,12 +63,12 @@ class Items:
     def _kind(self) -> str | None:
         return None if self._open is None else str(self._open["type"])
 
-    def _begin(self, kind: str, name: str = "") -> list[Wire]:
+    def _begin(self, kind: str, tool: Wire | None = None) -> list[Wire]:
         """Open an item, unless one of this kind is open and the kind can go on."""
         if self._kind == kind:
             return []
         events = self.close()
-        self._open = item = _new_item(kind, name)
+        self._open = item = _new_item(kind, tool or {})
         self.output.append(item)
         events.append(self._event("response.output_item.added", item=_copy(item)))
         if kind == "message":
@@ -115,7 +117,7 @@ class Items:
         return {"type": kind, "output_index": len(self.output) - 1, **fields}
 
 
-def _new_item(kind: str, name: str) -> Wire:
+def _new_item(kind: str, tool: Wire) -> Wire:
     token = secrets.token_hex(12)
     match kind:
         case "reasoning":
@@ -131,9 +133,9 @@ def _new_item(kind: str, name: str) -> Wire:
             return {**head, "role": "assistant", "content": []}
         case "function_call":
             head = {"type": kind, "id": f"fc_{token}", "status": "in_progress"}
-            return {**head, "call_id": f"call_{token}", "name": name, "arguments": ""}
+            return {**head, "call_id": f"call_{token}", **tool, "arguments": ""}
     head = {"type": kind, "id": f"ctc_{token}", "status": "in_progress"}
-    return {**head, "call_id": f"call_{token}", "name": name, "input": ""}
+    return {**head, "call_id": f"call_{token}", **tool, "input": ""}
 
 
 def _free_text(arguments: str) -> str:

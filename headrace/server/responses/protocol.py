@@ -7,22 +7,15 @@ of their own, and so are the results. They are gathered into one message for eac
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pydantic import Field
 
 from headrace.server.errors import bad_request
 from headrace.server.protocol import Body, ResponseFormat, warn_once
+from headrace.server.responses.tools import Item, shown_name
 
-Item = dict[str, Any]
-
-_CUSTOM_SCHEMA = {
-    "type": "object",
-    "properties": {"input": {"type": "string"}},
-    "required": ["input"],
-    "additionalProperties": False,
-}
 _TEXT_PARTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
 _SYSTEM_ROLES = {"developer": "system"}
 
@@ -62,36 +55,6 @@ class ResponsesBody(Body):
     service_tier: str | None = None
     user: str | None = None
     background: bool | None = None
-
-
-def custom_names(tools: Iterable[Item] | None) -> frozenset[str]:
-    """Names of the tools whose input is free text."""
-    return frozenset(str(tool.get("name")) for tool in tools or () if tool.get("type") == "custom")
-
-
-def template_tools(tools: Iterable[Item] | None) -> list[dict[str, Any]]:
-    """The tools in chat's form, which templates read. A free text becomes the one argument of a function."""
-    result = []
-    for number, tool in enumerate(tools or ()):
-        kind = tool.get("type")
-        if kind not in ("function", "custom"):
-            warn_once(f"Leaving out a tool of type {str(kind)[:50]}: it would run on OpenAI's servers")
-            continue
-        if not isinstance(tool.get("name"), str):
-            where = f"tools[{number}].name"
-            raise bad_request(f"{where}: must be the name of a tool", param=where)
-        function = {key: tool[key] for key in ("name", "description", "strict") if tool.get(key) is not None}
-        schema = _CUSTOM_SCHEMA if kind == "custom" else tool.get("parameters")
-        function["parameters"] = schema or {"type": "object", "properties": {}}
-        result.append({"type": "function", "function": function})
-    return result
-
-
-def chat_choice(choice: str | Mapping[str, Any] | None) -> str | dict[str, Any] | None:
-    """`tool_choice` as chat has it: there a named function is an object inside the object."""
-    if isinstance(choice, Mapping) and choice.get("type") in ("function", "custom"):
-        return {"type": "function", "function": {"name": choice.get("name")}}
-    return choice if choice is None or isinstance(choice, str) else dict(choice)
 
 
 def template_messages(body: ResponsesBody) -> list[dict[str, Any]]:
@@ -140,14 +103,13 @@ def _add_message(messages: list[dict[str, Any]], item: Item, where: str) -> None
 
 
 def _add_call(messages: list[dict[str, Any]], item: Item, where: str, *, custom: bool) -> None:
-    name = item.get("name")
-    if not isinstance(name, str):
+    if not isinstance(item.get("name"), str):
         raise bad_request(f"{where}.name: must be the name of a tool", param=f"{where}.name")
     arguments = {"input": item.get("input") or ""} if custom else _arguments(item.get("arguments"))
     call = {
         "id": item.get("call_id"),
         "type": "function",
-        "function": {"name": name, "arguments": arguments},
+        "function": {"name": shown_name(item), "arguments": arguments},
     }
     _turn(messages, after_calls=True).setdefault("tool_calls", []).append(call)
 

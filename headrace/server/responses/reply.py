@@ -10,7 +10,8 @@ from typing import Any
 from headrace.server.conversation import Answers
 from headrace.server.errors import ApiError
 from headrace.server.responses.items import Items
-from headrace.server.responses.protocol import ResponsesBody, custom_names
+from headrace.server.responses.protocol import ResponsesBody
+from headrace.server.responses.tools import wire_names
 from headrace.server.streaming import Dialect, named_event
 from headrace.server.turn import LENGTH, Message
 
@@ -23,7 +24,7 @@ class ResponseReply:
         self._model = model
         self._body = body
         self._answers = answers
-        self._items = Items(custom_names(body.tools))
+        self._items = Items(wire_names(body.tools))
         self._id = f"resp_{secrets.token_hex(12)}"
         self._created = int(time.time())
         self._count = 0

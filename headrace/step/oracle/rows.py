@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-import numpy.typing as npt
-
+from headrace.model.constraint import Mask
 from headrace.model.kv import BlockTables
 from headrace.model.sampler import NO_TOKEN
 from headrace.model.sampling import SamplingParams
@@ -21,7 +19,7 @@ class LaunchRow:
 
     `tables` cover every visible position up to position + steps - 1. `prompt` and `output` are the tokens
     up to and including this one, for the penalties. The row ends after `max_tokens` tokens or one of
-    `stop_token_ids`. `allowed`, bool [vocabulary], forbids tokens (structured output).
+    `stop_token_ids`. `allowed` holds the tokens that a grammar allows; such a row takes one step a launch.
     """
 
     slot: int
@@ -34,7 +32,7 @@ class LaunchRow:
     output: Sequence[int] = ()
     max_tokens: int = 1 << 30
     stop_token_ids: frozenset[int] = NO_STOPS
-    allowed: npt.NDArray[np.bool_] | None = None
+    allowed: Mask | None = None
 
 
 @dataclass(slots=True)

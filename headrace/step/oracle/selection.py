@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from headrace.model.constraint import forbidden
 from headrace.step.isa import DIGIT_BINS, DIGIT_BITS, DIGITS
 from headrace.step.oracle.arithmetic import Floats
 from headrace.step.oracle.exponential import exponential
@@ -142,5 +143,5 @@ def adjusted(raw: Floats, ids: npt.NDArray[np.int64], state: RowState) -> Floats
         if first <= token <= last:
             logits[token - first] += np.float32(bias)
     if state.row.allowed is not None:
-        logits[~state.row.allowed[first : last + 1]] = -np.inf
+        logits[forbidden(state.row.allowed, last + 1)[first:].numpy()] = -np.inf
     return logits

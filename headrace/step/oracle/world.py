@@ -11,13 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from headrace.model.batch import Span
 from headrace.model.config import DenseMLP, KVGroup, LayerConfig, ModelConfig, MoEMLP, Norm, Rope
+from headrace.model.constraint import Mask
 from headrace.model.kv import BLOCK_TOKENS, NO_BLOCK, KVCache, blocks_for, first_visible_block
 from headrace.model.sampler import Sampled
 from headrace.model.sampling import SamplingParams
@@ -85,7 +84,7 @@ class History:
         params: SamplingParams = GREEDY,
         *,
         seed: int = 0,
-        allowed: npt.NDArray[np.bool_] | None = None,
+        allowed: Mask | None = None,
     ) -> LaunchRow:
         """Its last token as a row; the second half of the tokens counts as output."""
         at = len(self.tokens) - 1

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-import torch
 from torch import Tensor
 
 from headrace.model.config import DenseMLP, LayerConfig, ModelConfig, Rope
@@ -39,10 +37,6 @@ def sequential() -> ModelConfig:
 
 def expected(logits: Tensor, rows: Sequence[LaunchRow]) -> list[Sampled]:
     """What the sampler of the PyTorch path makes of these logits."""
-    logits = logits.clone()
-    for index, row in enumerate(rows):
-        if row.allowed is not None:
-            logits[index, torch.from_numpy(~row.allowed)] = -math.inf
     return sample(
         logits,
         [
@@ -52,6 +46,7 @@ def expected(logits: Tensor, rows: Sequence[LaunchRow]) -> list[Sampled]:
                 position=row.position + 1,
                 prompt=row.prompt,
                 output=row.output,
+                mask=row.allowed,
             )
             for row in rows
         ],

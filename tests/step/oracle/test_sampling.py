@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from headrace.model.config import ModelConfig
+from headrace.model.constraint import mask_of
 from headrace.model.sampler import NO_TOKEN, Sampled
 from headrace.model.sampling import SamplingParams
 from headrace.step.isa import Buffer
@@ -112,8 +113,7 @@ def test_ties_go_to_the_lowest_ids(sms: int) -> None:
 
 def test_forbidden_tokens_are_never_taken() -> None:
     world = World(shallow(), [30] * 4)
-    allowed = np.zeros(VOCABULARY, dtype=np.bool_)
-    allowed[[3, 4, 150, 299]] = True
+    allowed = mask_of([3, 4, 150, 299], VOCABULARY)
     kinds = [
         SamplingParams(temperature=0, repetition_penalty=1.5),
         SamplingParams(temperature=4.0),
@@ -166,7 +166,7 @@ def test_a_row_whose_logits_are_no_numbers_ends_alone(name: str, cause: str) -> 
     if cause == "not a number":
         bad = replace(bad, token=7)
     else:
-        bad = replace(bad, token=9, allowed=np.zeros(VOCABULARY, dtype=np.bool_))
+        bad = replace(bad, token=9, allowed=mask_of([], VOCABULARY))
     alone = list(World(config, [30, 31]).oracle(rows=1, sms=3).launch([good], 3))
     made = list(World(config, [30, 31]).oracle(rows=2, sms=3).launch([good, bad], 3))
     assert [step[0] for step in made] == [step[0] for step in alone]

@@ -1,0 +1,1 @@
+"""What prompts need of the GPU beyond PyTorch's own kernels."""

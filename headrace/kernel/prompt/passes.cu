@@ -1,0 +1,96 @@
+// Steps of a prompt's layer that compute little and move much, each in one pass over memory.
+//
+// Every kernel gives the bits of its twin in headrace/model: the same roundings in the same order. Numbers are
+// bfloat16, eight to a thread, unless their type says float.
+
+struct alignas(16) Eight {
+  unsigned short at[8];
+};
+
+__device__ float wide(unsigned short bits) { return __uint_as_float(static_cast<unsigned>(bits) << 16); }
+
+// To the nearest, ties to even.
+__device__ unsigned short narrow(float value) {
+  const unsigned bits = __float_as_uint(value);
+  if ((bits & 0x7fffffffu) > 0x7f800000u) return 0x7fff;  // not a number
+  return static_cast<unsigned short>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
+}
+
+// gate_up is [rows, 2, eighths], out [rows, eighths] of Eight: silu(gate) * up. count = rows * eighths.
+extern "C" __global__ void swiglu(const Eight* gate_up, Eight* out, long long count, int eighths) {
+  const long long i = static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x;
+  if (i >= count) return;
+  const long long begin = i / eighths * 2 * eighths + i % eighths;
+  const Eight gate = gate_up[begin], up = gate_up[begin + eighths];
+  Eight made;
+  for (int j = 0; j < 8; ++j) {
+    const float x = wide(gate.at[j]);
+    const float silu = wide(narrow(x / (1.0f + expf(-x))));
+    made.at[j] = narrow(__fmul_rn(silu, wide(up.at[j])));
+  }
+  out[i] = made;
+}
+
+// out[token] = the sum over i of parts[places[token][i]] * weights[token][i], in this order, in float, rounded
+// once. A block a token, a thread for eight columns of it.
+extern "C" __global__ void combine(const Eight* parts, const int* places, const float* weights, Eight* out,
+                                   int top_k) {
+  const int* rows = places + static_cast<long long>(blockIdx.x) * top_k;
+  const float* scales = weights + static_cast<long long>(blockIdx.x) * top_k;
+  float sum[8];
+#pragma unroll 8
+  for (int i = 0; i < top_k; ++i) {
+    const Eight part = parts[static_cast<long long>(rows[i]) * blockDim.x + threadIdx.x];
+    for (int j = 0; j < 8; ++j) {
+      const float product = __fmul_rn(wide(part.at[j]), scales[i]);
+      sum[j] = i ? __fadd_rn(sum[j], product) : product;
+    }
+  }
+  Eight made;
+  for (int j = 0; j < 8; ++j) made.at[j] = narrow(sum[j]);
+  out[static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x] = made;
+}
+
+// x and out are [tokens, heads, eighths] of Eight; cosine and sine, float [tokens, 4 * eighths], turn each pair
+// of neighbours. count = tokens * heads * eighths.
+extern "C" __global__ void rotate(const Eight* x, Eight* out, const float4* cosine, const float4* sine,
+                                  long long count, int heads, int eighths) {
+  const long long i = static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x;
+  if (i >= count) return;
+  const long long angle = i / eighths / heads * eighths + i % eighths;
+  const Eight in = x[i];
+  const float4 c = cosine[angle], s = sine[angle];
+  const float cs[] = {c.x, c.y, c.z, c.w}, sn[] = {s.x, s.y, s.z, s.w};
+  Eight made;
+  for (int pair = 0; pair < 4; ++pair) {
+    const float a = wide(in.at[2 * pair]), b = wide(in.at[2 * pair + 1]);
+    made.at[2 * pair] = narrow(__fsub_rn(__fmul_rn(a, cs[pair]), __fmul_rn(b, sn[pair])));
+    made.at[2 * pair + 1] = narrow(__fadd_rn(__fmul_rn(b, cs[pair]), __fmul_rn(a, sn[pair])));
+  }
+  out[i] = made;
+}
+
+// Whole blocks of 64 tokens of k and v, both [blocks, 64, heads, eighths] of Eight, to their pages: the order
+// within these is that of headrace/model/kv.py. A block of threads for a block and KV head.
+extern "C" __global__ void write_blocks(const Eight* k, const Eight* v, Eight* pages, const long long* blocks,
+                                        int eighths) {
+  extern __shared__ Eight tile[];  // of V: 64 tokens, each with one Eight more than it needs
+  const int heads = gridDim.y, size = 64 * eighths, stride = eighths + 1;
+  Eight* page = pages + (blocks[blockIdx.x] * heads + blockIdx.y) * 2 * size;
+  const auto source = [&](int token, int eighth) {
+    return ((blockIdx.x * 64LL + token) * heads + blockIdx.y) * eighths + eighth;
+  };
+  for (int i = threadIdx.x; i < size; i += blockDim.x) {
+    const int quarter = i % 4, e = i / 4 % 2, c = i / 8 % 4;  // of 32 columns; of a token's number
+    const int columns = i / 32 % (eighths / 4), j = i / (8 * eighths) % 4, half = i / (32 * eighths);
+    page[i] = k[source(32 * half + 8 * c + 2 * j + e, 4 * columns + quarter)];
+    tile[i / eighths * stride + i % eighths] = v[source(i / eighths, i % eighths)];
+  }
+  __syncthreads();
+  for (int i = threadIdx.x; i < size; i += blockDim.x) {
+    const int tokens = 32 * (i / 32 % 2) + 8 * (i % 4), dimension = i / 64 * 8 + i / 4 % 8;
+    Eight made;
+    for (int j = 0; j < 8; ++j) made.at[j] = tile[(tokens + j) * stride + dimension / 8].at[dimension % 8];
+    page[size + i] = made;
+  }
+}

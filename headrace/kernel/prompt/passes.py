@@ -1,0 +1,122 @@
+"""Host side of `passes.cu`: each step of a prompt's layer as a function of tensors."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from headrace.kernel.build import compile_source
+from headrace.kernel.device import DeviceError
+from headrace.model.config import ModelConfig
+from headrace.model.rope import Rotation
+
+SOURCE = Path(__file__).with_name("passes.cu")
+KERNELS = ("swiglu", "combine", "rotate", "write_blocks")
+THREADS = 256
+_EIGHT = 16  # bytes
+
+
+def fits(config: ModelConfig) -> bool:
+    """Whether the kernels take a model's sizes: they move eight numbers, and pages 32 columns, at a time."""
+    widths = [config.hidden_size, *(layer.mlp.width for layer in config.layers)]
+    return (
+        all(width % 8 == 0 for width in widths)
+        and config.hidden_size <= 8 * 1024  # a thread each, of one block
+        and config.head_dim % 32 == 0
+        and config.head_dim <= 256
+    )
+
+
+def available(device: torch.device) -> bool:
+    """Whether they run there: on a Hopper GPU, with CUDA's bindings installed."""
+    if device.type != "cuda" or torch.cuda.get_device_capability(device) != (9, 0):
+        return False
+    return importlib.util.find_spec("cuda") is not None
+
+
+class Passes:
+    """`headrace.model.fused.Fused` on the current GPU. All tensors are contiguous."""
+
+    def __init__(self) -> None:
+        from cuda.bindings import driver
+
+        self._driver: Any = driver
+        cubin, _ = compile_source(SOURCE.read_text(), {})
+        torch.cuda.current_stream()  # makes the device's primary context the current one
+        module = self._call("cuModuleLoadData", cubin)
+        self._functions = {name: self._call("cuModuleGetFunction", module, name.encode()) for name in KERNELS}
+
+    def swiglu(self, gate_up: Tensor) -> Tensor:
+        """silu(gate) * up, [rows, width], of gate and up side by side, [rows, 2 * width]."""
+        rows, width = len(gate_up), gate_up.shape[1] // 2
+        out = gate_up.new_empty(rows, width)
+        count = out.numel() // 8
+        self._launch("swiglu", (_blocks(count), 1), THREADS, gate_up, out, Long(count), width // 8)
+        return out
+
+    def combine(self, parts: Tensor, places: Tensor, weights: Tensor) -> Tensor:
+        """Sums [tokens, hidden] over rows `places` of parts times `weights`, both [tokens, top_k]."""
+        tokens, top_k = places.shape
+        out = parts.new_empty(tokens, parts.shape[1])
+        self._launch("combine", (tokens, 1), parts.shape[1] // 8, parts, places, weights, out, top_k)
+        return out
+
+    def rotate(self, x: Tensor, by: Rotation) -> Tensor:
+        """x [tokens, heads, head_dim] with each pair of neighbours turned."""
+        out = torch.empty_like(x)
+        count = out.numel() // 8
+        sizes = (Long(count), x.shape[1], x.shape[2] // 8)
+        self._launch("rotate", (_blocks(count), 1), THREADS, x, out, by.cos, by.sin, *sizes)
+        return out
+
+    def write_blocks(self, pages: Tensor, blocks: Tensor, k: Tensor, v: Tensor) -> None:
+        """Fill the pages of `blocks` [n] with k and v, [n * BLOCK_TOKENS, KV heads, head_dim]."""
+        eighths = k.shape[2] // 8
+        shared = 64 * (eighths + 1) * _EIGHT
+        self._launch(
+            "write_blocks", (len(blocks), k.shape[1]), THREADS, k, v, pages, blocks, eighths, shared=shared
+        )
+
+    def _launch(
+        self, name: str, grid: tuple[int, int], threads: int, *arguments: Tensor | int | Long, shared: int = 0
+    ) -> None:
+        values = [_packed(argument) for argument in arguments]
+        pointers = np.array([value.ctypes.data for value in values], dtype=np.uint64)
+        stream = self._driver.CUstream(torch.cuda.current_stream().cuda_stream)
+        self._call(
+            "cuLaunchKernel",
+            self._functions[name],
+            *(*grid, 1),
+            *(threads, 1, 1),
+            shared,
+            stream,
+            pointers.ctypes.data,
+            0,
+        )
+
+    def _call(self, name: str, *arguments: object) -> Any:
+        error, *results = getattr(self._driver, name)(*arguments)
+        if error != self._driver.CUresult.CUDA_SUCCESS:
+            raise DeviceError(f"{name}: {error.name}")
+        return results[0] if results else None
+
+
+class Long(int):
+    """An argument of 64 bits; plain integers have 32."""
+
+
+def _packed(argument: Tensor | int) -> np.ndarray[Any, Any]:
+    if isinstance(argument, Tensor):
+        if not argument.is_contiguous():
+            raise ValueError("the kernels take contiguous tensors")
+        return np.array([argument.data_ptr()], dtype=np.uint64)
+    return np.array([argument], dtype=np.int64 if isinstance(argument, Long) else np.int32)
+
+
+def _blocks(count: int) -> int:
+    return -(-count // THREADS)

@@ -1,0 +1,32 @@
+"""Steps of a layer that a GPU can do in one pass over memory, where PyTorch takes several.
+
+The plain ways stand where these are used, and say what is meant: every result has the same bits.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from torch import Tensor
+
+from headrace.model.rope import Rotation
+
+
+class Fused(Protocol):
+    """For half-precision activations that nobody differentiates; `kernel.prompt.passes.Passes` is one."""
+
+    def swiglu(self, gate_up: Tensor) -> Tensor:
+        """silu(gate) * up, [rows, width], of gate and up side by side, [rows, 2 * width]."""
+
+    def combine(self, parts: Tensor, places: Tensor, weights: Tensor) -> Tensor:
+        """For each token the sum of parts[places[token, i]] * weights[token, i] in the order of i.
+
+        Products and sums are float32, `weights` [tokens, top_k] too, and the result, [tokens, hidden], is
+        rounded once. `places` is int32.
+        """
+
+    def rotate(self, x: Tensor, by: Rotation) -> Tensor:
+        """x [tokens, heads, head_dim] with each pair of neighbours turned."""
+
+    def write_blocks(self, pages: Tensor, blocks: Tensor, k: Tensor, v: Tensor) -> None:
+        """Fill the pages of `blocks` [n] with k and v, [n * BLOCK_TOKENS, KV heads, head_dim]."""

@@ -1,0 +1,198 @@
+"""The fused steps of prompts against their plain twins, bit by bit: compiled as C++ here, or on a GPU."""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from headrace.kernel.build import compile_source, resources_of
+from headrace.kernel.prompt.passes import KERNELS, SOURCE, Passes, _packed, available, fits
+from headrace.model.config import KVGroup, Rope
+from headrace.model.kv import BLOCK_TOKENS, KVCache
+from headrace.model.layers import swiglu, weighed_sum
+from headrace.model.presets import NORTH_MICRO_SHAPE, PRESETS
+from headrace.model.rope import Rotation, rotate
+
+HOST = r"""
+#include <cmath>
+#include <cstring>
+#define __device__
+#define __global__
+#define __shared__
+struct float4 { float x, y, z, w; };
+static struct { unsigned x, y, z; } blockIdx, threadIdx, blockDim, gridDim;
+static float __uint_as_float(unsigned bits) { float value; std::memcpy(&value, &bits, 4); return value; }
+static unsigned __float_as_uint(float value) { unsigned bits; std::memcpy(&bits, &value, 4); return bits; }
+static float __fmul_rn(float a, float b) { return a * b; }
+static float __fadd_rn(float a, float b) { return a + b; }
+static float __fsub_rn(float a, float b) { return a - b; }
+static void __syncthreads() {}
+#include "passes.cu"
+Eight tile[64 * 40];
+template <typename... A>
+static void run(void (*kernel)(A...), unsigned gx, unsigned gy, unsigned threads, A... a) {
+  gridDim = {gx, gy, 1};
+  blockDim = {threads, 1, 1};
+  for (blockIdx.x = 0; blockIdx.x < gx; ++blockIdx.x)
+    for (blockIdx.y = 0; blockIdx.y < gy; ++blockIdx.y)
+      for (threadIdx.x = 0; threadIdx.x < threads; ++threadIdx.x) kernel(a...);
+}
+template <typename... A, std::size_t... I>
+static void spread(void (*kernel)(A...), unsigned gx, unsigned gy, unsigned threads, void** values,
+                   std::index_sequence<I...>) {
+  run<A...>(kernel, gx, gy, threads, *static_cast<std::decay_t<A>*>(values[I])...);
+}
+template <typename... A>
+static void call(void (*kernel)(A...), unsigned gx, unsigned gy, unsigned threads, void** v) {
+  spread(kernel, gx, gy, threads, v, std::index_sequence_for<A...>{});
+}
+"""
+
+
+class OnHost(Passes):
+    """The same launches, their kernels compiled for the CPU and run thread after thread."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self._library = library
+
+    def _launch(
+        self, name: str, grid: tuple[int, int], threads: int, *arguments: Any, shared: int = 0
+    ) -> None:
+        if shared:  # a barrier: one thread does all, in order
+            threads = 1
+        values = [_packed(argument) for argument in arguments]
+        pointers = (ctypes.c_void_p * len(values))(*(value.ctypes.data for value in values))
+        getattr(self._library, f"host_{name}")(*grid, threads, pointers)
+
+
+@pytest.fixture(scope="module")
+def on_host(tmp_path_factory: pytest.TempPathFactory) -> Passes:
+    compiler = shutil.which("g++")
+    if compiler is None:
+        pytest.skip("no C++ compiler")
+    return build_host(compiler, tmp_path_factory.mktemp("host"), SOURCE.read_text())
+
+
+def build_host(compiler: str, folder: Path, source: str) -> Passes:
+    (folder / "passes.cu").write_text(source)
+    calls = "\n".join(
+        f'extern "C" void host_{name}(unsigned gx, unsigned gy, unsigned threads, void** values) '
+        f"{{ call({name}, gx, gy, threads, values); }}"
+        for name in KERNELS
+    )
+    (folder / "host.cpp").write_text("#include <utility>\n#include <type_traits>\n" + HOST + calls)
+    command = [compiler, "-std=c++17", "-O1", "-ffp-contract=off", "-w", "-shared", "-fPIC"]
+    subprocess.run([*command, "host.cpp", "-o", "host.so"], cwd=folder, check=True)
+    return OnHost(ctypes.CDLL(str(folder / "host.so")))
+
+
+@dataclass
+class Bench:
+    """Where the steps run, and what they are compared with."""
+
+    passes: Passes
+    device: str
+
+    def random(self, *shape: int) -> Tensor:
+        return torch.randn(*shape).bfloat16().to(self.device)
+
+    def check_swiglu(self) -> None:
+        gate_up = self.random(37, 2 * 24) * 4
+        made, right = self.passes.swiglu(gate_up), swiglu(gate_up)
+        # The exponential may differ in its last bit from PyTorch's, and a rounding then by one step.
+        assert (made.view(torch.int16) - right.view(torch.int16)).abs().max() <= 1
+        assert (made != right).float().mean() < 0.01
+
+    def check_combine(self) -> None:
+        parts, weights = self.random(40, 64), torch.rand(10, 4, device=self.device)
+        places = torch.randperm(40).int().view(10, 4).to(self.device)
+        right = weighed_sum(parts, places, weights).bfloat16()
+        assert torch.equal(self.passes.combine(parts, places, weights), right)
+
+    def check_rotate(self) -> None:
+        x, angles = self.random(19, 3, 64), torch.randn(19, 32, device=self.device)
+        by = Rotation(angles.cos(), angles.sin())
+        assert torch.equal(self.passes.rotate(x, by), rotate(x, Rope.INTERLEAVED, by))
+
+    def check_write_blocks(self) -> None:
+        for head_dim in (32, 64, 128):
+            config = replace(NORTH_MICRO_SHAPE, num_kv_heads=2, head_dim=head_dim)
+            ours, theirs = (
+                KVCache(config, dict.fromkeys(KVGroup, 6), dtype=torch.bfloat16, device=self.device)
+                for _ in range(2)
+            )
+            ours.fused = self.passes
+            blocks = torch.tensor([4, 1, 3], device=self.device)
+            k, v = (self.random(3 * BLOCK_TOKENS, 2, head_dim) for _ in "kv")
+            for cache in (ours, theirs):
+                cache.write_blocks(2, blocks, k, v)
+            assert torch.equal(ours.pages[2], theirs.pages[2])
+            assert (ours.pages[2] != 0).any()
+
+
+CHECKS = ("swiglu", "combine", "rotate", "write_blocks")
+
+
+@pytest.mark.parametrize("check", CHECKS)
+def test_steps_have_the_bits_of_their_twins(on_host: Passes, check: str) -> None:
+    getattr(Bench(on_host, "cpu"), f"check_{check}")()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("check", CHECKS)
+def test_so_they_do_on_a_gpu(check: str) -> None:
+    assert available(torch.device("cuda"))
+    getattr(Bench(Passes(), "cuda"), f"check_{check}")()
+
+
+@pytest.mark.parametrize(
+    ("check", "right", "wrong"),
+    [
+        ("swiglu", "(1.0f + expf(-x))", "(1.0f + expf(x))"),
+        ("combine", "rows[i]", "rows[top_k - 1 - i]"),
+        ("rotate", "__fsub_rn(__fmul_rn(a", "__fadd_rn(__fmul_rn(a"),
+        ("write_blocks", "8 * c + 2 * j + e", "8 * c + 4 * e + j"),
+    ],
+)
+def test_a_mistake_is_seen(tmp_path: Path, check: str, right: str, wrong: str) -> None:
+    compiler = shutil.which("g++")
+    if compiler is None:
+        pytest.skip("no C++ compiler")
+    source = SOURCE.read_text()
+    assert right in source
+    bench = Bench(build_host(compiler, tmp_path, source.replace(right, wrong)), "cpu")
+    run: Callable[[], None] = getattr(bench, f"check_{check}")
+    with pytest.raises(AssertionError):
+        run()
+
+
+def test_the_kernels_compile_without_local_memory() -> None:
+    pytest.importorskip("cuda.bindings.nvrtc")
+    _, log = compile_source(SOURCE.read_text(), {})
+    assert log.count("0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads") == len(KERNELS)
+    resources_of(log).check()
+
+
+def test_models_with_other_sizes_are_left_alone() -> None:
+    assert fits(PRESETS["north-mini-code"])
+    assert fits(PRESETS["llama-3.2-1b"])
+    assert not fits(replace(NORTH_MICRO_SHAPE, head_dim=16))
+    assert not fits(replace(NORTH_MICRO_SHAPE, hidden_size=16384))
+
+
+def test_other_devices_are_left_alone() -> None:
+    assert not available(torch.device("cpu"))
+
+
+def test_tensors_with_gaps_are_refused() -> None:
+    with pytest.raises(ValueError, match="contiguous"):
+        _packed(torch.zeros(4, 4)[:, :2])

@@ -1,0 +1,81 @@
+"""What real clients sent in a whole task, sent again: the bodies in tests/server/conversations.
+
+They were recorded by `python -m tools.clients --record`. The model is the same script, so each body holds,
+as the client gives it back, what the server answers to the body before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import httpx
+import pytest
+
+from headrace.engine.request import Request
+from headrace.model.kv import BLOCK_TOKENS
+from tools.clients.catalogue import CLIENTS
+from tools.clients.record import CONVERSATIONS, read
+from tools.clients.script import answer
+from tools.clients.server import Served, served
+
+FILES = sorted(CONVERSATIONS.glob("*.json"))
+# aider gives the file anew in each turn, in the middle of its prompt.
+FAITHFUL = [path for path in FILES if path.stem != "aider"]
+
+
+@pytest.fixture
+def server() -> Iterator[Served]:
+    with served() as running:
+        yield running
+
+
+def replay(server: Served, path: Path) -> list[Request]:
+    """Send a conversation; the requests that the engine got, one for each body."""
+    with httpx.Client(base_url=server.url, timeout=30) as client:
+        for sent in read(path):
+            response = client.post(sent["path"], json=sent["body"])
+            assert response.status_code == 200, response.text
+            assert '"error": {' not in response.text
+    return list(server.requests)
+
+
+def said(server: Served, request: Request) -> str:
+    return server.tokenizer.decode(request.output, skip_special_tokens=False)
+
+
+def carried_on(requests: list[Request]) -> list[bool]:
+    """Of each request but the first: whether it begins with the one before and the answer to it."""
+    return [
+        later.prompt[: len(earlier.prompt) + len(earlier.output)] == [*earlier.prompt, *earlier.output]
+        for earlier, later in pairwise(requests)
+    ]
+
+
+def test_every_client_has_a_conversation() -> None:
+    assert {path.stem for path in FILES} == {client.name for client in CLIENTS}
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_the_script_runs_to_its_end(server: Served, path: Path) -> None:
+    requests = replay(server, path)
+    assert len(requests) == len(read(path))
+    for request in requests:
+        prompt = server.tokenizer.decode(request.prompt, skip_special_tokens=False)
+        assert said(server, request) == answer(prompt) + "<|END_OF_TURN_TOKEN|>"
+    last = said(server, requests[-1])
+    assert "now 5" in last if path.stem != "aider" else "return a + b" in last
+
+
+@pytest.mark.parametrize("path", FAITHFUL, ids=lambda path: path.stem)
+def test_the_next_turn_goes_on_where_the_last_one_ended(server: Served, path: Path) -> None:
+    requests = [request for request in replay(server, path) if "<|END_THINKING|>" in said(server, request)]
+    carried = carried_on(requests)
+    # Claude Code gives a call of its Edit back with an argument that the model did not write.
+    expected = [True, path.stem != "claude-code", True]
+    assert carried == expected
+    for (earlier, later), whole in zip(pairwise(requests), carried, strict=True):
+        known = len(earlier.prompt) + (len(earlier.output) if whole else 0)
+        assert later.cached_tokens >= known - 2 * BLOCK_TOKENS
+        assert later.cached_tokens <= known
