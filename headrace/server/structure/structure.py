@@ -69,6 +69,32 @@ def call_grammar(calls: Iterable[CallSchema], *, single: bool) -> str:
     return json.dumps({"type": "structural_tag", "format": {"type": "sequence", "elements": elements}})
 
 
+def tagged_answer(structure: Structure, tags: tuple[str, str]) -> str:
+    """A whole answer with its calls between `tags`, laid out as Hermes's templates do.
+
+    Words that must keep to a schema stand alone, or calls do; free words may have calls among them.
+    """
+    opening, closing = tags
+    calls = [
+        {
+            "type": "tag",
+            "begin": f'{opening}\n{{"name": {json.dumps(call.name, ensure_ascii=False)}, "arguments": ',
+            "content": {"type": "json_schema", "json_schema": open_objects(call.schema)},
+            "end": f"}}\n{closing}",
+        }
+        for call in structure.calls
+    ]
+    once = {"tags": calls, "stop_after_first": structure.single}
+    listed = {"type": "tags_with_separator", "separator": "\n", "at_least_one": True, **once}
+    answer: dict[str, Any] = listed
+    if structure.text is not None:
+        words = {"type": "json_schema", "json_schema": open_objects(structure.text.schema)}
+        answer = {"type": "or", "elements": [words, listed]}
+    elif not structure.must_call:
+        answer = {"type": "triggered_tags", "triggers": [opening], "at_least_one": False, **once}
+    return json.dumps({"type": "structural_tag", "format": answer})
+
+
 def _constant(text: str) -> dict[str, str]:
     return {"type": "const_string", "value": text}
 
