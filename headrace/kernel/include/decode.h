@@ -18,8 +18,20 @@
 #include "ops/sample_select.h"
 #include "ops/sample_stats.h"
 
+__device__ __forceinline__ void run_sampling(Consumer& c, const isa::Descriptor& task) {
+  switch (static_cast<isa::Opcode>(task.opcode)) {
+    case isa::Opcode::SAMPLE_STATS: return sample_stats(c, task);
+    case isa::Opcode::SAMPLE_SELECT: return sample_select(c, task);
+    case isa::Opcode::SAMPLE_PICK: return sample_pick(c, task);
+    case isa::Opcode::SAMPLE_COMMIT: return sample_commit(c, task);
+    default: return;
+  }
+}
+
+// Sampling has a switch of its own: within one, its code costs the layers' a register.
 __device__ __forceinline__ void run_task(Consumer& c, const TaskSlot& slot) {
   const isa::Descriptor& task = slot.task;
+  if (task.opcode >= static_cast<int32_t>(isa::Opcode::SAMPLE_STATS)) return run_sampling(c, task);
   switch (static_cast<isa::Opcode>(task.opcode)) {
     case isa::Opcode::EMBED: return embed(c, task);
     case isa::Opcode::ROUTER: return router(c, task);
@@ -32,10 +44,6 @@ __device__ __forceinline__ void run_task(Consumer& c, const TaskSlot& slot) {
     case isa::Opcode::FFN_UP: return ffn_up(c, task);
     case isa::Opcode::FFN_DOWN: return ffn_down(c, task);
     case isa::Opcode::LM_HEAD: return lm_head(c, task);
-    case isa::Opcode::SAMPLE_STATS: return sample_stats(c, task);
-    case isa::Opcode::SAMPLE_SELECT: return sample_select(c, task);
-    case isa::Opcode::SAMPLE_PICK: return sample_pick(c, task);
-    case isa::Opcode::SAMPLE_COMMIT: return sample_commit(c, task);
     default: return;
   }
 }
