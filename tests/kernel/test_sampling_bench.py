@@ -57,7 +57,7 @@ def test_frequencies_of_the_right_kernel(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_a_miscount_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Played, "miscount", True)
     with pytest.raises(AssertionError):
-        gpu.test_many_steps_are_as_many_launches(1, 0)
+        gpu.test_many_steps_are_as_many_launches(1, 4)
 
 
 def test_a_draw_by_another_seed_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
