@@ -54,8 +54,11 @@ __device__ __forceinline__ void consume(Shared& s, const Params& p) {
   while (true) {
     ptx::forget(c.thread);
     const uint32_t slot = c.begun % isa::TASK_SLOTS;
+    trace::ready(s);
     wait_barrier(s, p, &s.task_full[slot], c.begun / isa::TASK_SLOTS & 1, c.site(), Waited::TASK, slot);
+    trace::begin(s, s.epoch - p.epoch - 1, s.tasks[slot].number);
     run_task(c, s.tasks[slot]);
+    trace::end(s, p);
     ptx::forget(c.begun);  // the slot is worked out anew, and not kept while the task runs
     const uint32_t done = c.begun % isa::TASK_SLOTS;
     const bool commits = s.tasks[done].task.opcode == static_cast<int32_t>(isa::Opcode::SAMPLE_COMMIT);
@@ -75,6 +78,7 @@ __device__ __forceinline__ void begin(Shared& s, const Params& p) {
     ptx::barrier_inits_done();
     s.ended = s.aborted = 0;
     s.experts_read = 0;
+    trace::prepare(s);
     s.epoch = p.epoch + 1;
     s.filler = {0, 0, 0, 1, 0, 0, p.epoch};  // an empty ring passes for one that has been freed
     for (int row = 0; row < ROWS; row++) {
@@ -107,6 +111,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) decode(const __grid_con
       publish(s, p);
   } else {
     ptx::take_registers<isa::CONSUMER_REGISTERS>();
+    trace::anchor(p, 0);
     consume(s, p);
+    trace::anchor(p, 1);
   }
 }

@@ -100,6 +100,15 @@ struct Filler {
   uint32_t epoch;   // of the step whose tasks it loads, counted from 1
 };
 
+// Lines under way, and how many signals the publisher has recorded: see trace.h.
+template <bool TRACE>
+struct TraceState {};
+template <>
+struct TraceState<true> {
+  variant::TraceLine line[3];
+  uint32_t signals;
+};
+
 struct Shared {
   alignas(128) uint8_t ring[RING][isa::PAGE_BYTES_MAX];
   alignas(16) uint8_t payload[MESSAGES][PAYLOAD];
@@ -133,6 +142,7 @@ struct Shared {
   int32_t stop_seen;
   int32_t experts_read;   // in this launch, over all layers: the loader adds them up, SAMPLE_COMMIT tells the host
   uint32_t epoch;         // of the consumers' step, counted from 1
+  TraceState<variant::TRACE> trace;
 };
 static_assert(sizeof(Shared) <= isa::SHARED_BYTES, "shared memory of an SM is exceeded");
 
@@ -156,6 +166,7 @@ struct Params {
   const uint32_t* masks;        // [ROWS][MASK_WORDS]: bits of allowed tokens
   int32_t* history;             // [ROWS][VOCABULARY]: twice the count in the output, plus one if in the prompt
   float* adjusted;              // as LOGITS: after penalties, bias and mask, of rows that have any
+  uint8_t* trace;               // anchors, then lines; only in a variant that records them
   int32_t table_blocks;
   int32_t steps;
   uint32_t epoch;               // steps since the counters were zeroed, before this launch
