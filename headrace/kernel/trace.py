@@ -102,7 +102,8 @@ class Trace:
 
 def trace_bytes(plan: Plan, steps: int) -> int:
     """What a launch of so many steps writes at most."""
-    return _anchors(plan) + plan.sizes.sms * TRACE_LANES * _lines(plan, steps) * TRACE_LINE.itemsize
+    lines = plan.sizes.sms * TRACE_LANES * _lines(plan, steps)
+    return _anchors(plan) + lines * TRACE_LINE.itemsize
 
 
 def read_trace(plan: Plan, steps: int, memory: npt.NDArray[np.uint8]) -> Trace:
