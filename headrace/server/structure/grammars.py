@@ -7,6 +7,7 @@ import importlib.util
 import json
 import re
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from headrace.model import markers
@@ -17,6 +18,8 @@ from headrace.server.formats import ChatFormat
 from headrace.server.formats.machine import Marks
 from headrace.server.structure.answer import Block, StructuredAnswer
 from headrace.server.structure.structure import (
+    MOST_SPACE,
+    Schema,
     Structure,
     TextSchema,
     call_grammar,
@@ -111,7 +114,7 @@ class Grammars:
         return blocks
 
     def _text(self, text: TextSchema) -> Any:
-        return self._compile(text.param, self._compiler.compile_json_schema, open_objects(text.schema))
+        return self._json(text.param, text.schema)
 
     def _tagged(self, structure: Structure, tags: tuple[str, str]) -> Any:
         """A whole answer with calls among its words."""
@@ -128,7 +131,11 @@ class Grammars:
     def _check_calls(self, structure: Structure) -> None:
         """Compile the calls' schemas one by one, to tell which of them is wrong."""
         for call in structure.calls:
-            self._compile(call.param, self._compiler.compile_json_schema, open_objects(call.schema))
+            self._json(call.param, call.schema)
+
+    def _json(self, param: str, schema: Schema) -> Any:
+        compile_ = partial(self._compiler.compile_json_schema, max_whitespace_cnt=MOST_SPACE)
+        return self._compile(param, compile_, open_objects(schema))
 
     def _compile(self, param: str, compile_: Callable[[str], Any], source: Any) -> Any:
         try:

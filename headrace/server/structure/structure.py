@@ -9,6 +9,9 @@ from typing import Any
 
 Schema = Mapping[str, Any]
 
+# Characters of white space in a row: enough for deep indentation. Without a bound a model can stay in it.
+MOST_SPACE = 32
+
 
 @dataclass(frozen=True, slots=True)
 class TextSchema:
@@ -51,7 +54,7 @@ def call_grammar(calls: Iterable[CallSchema], *, single: bool) -> str:
                 "elements": [
                     {"type": "regex", "pattern": "[0-9]+"},
                     _constant(f'", "tool_name": {json.dumps(call.name, ensure_ascii=False)}, "parameters": '),
-                    {"type": "json_schema", "json_schema": open_objects(call.schema)},
+                    json_content(call.schema),
                 ],
             },
             "end": "}",
@@ -79,7 +82,7 @@ def tagged_answer(structure: Structure, tags: tuple[str, str]) -> str:
         {
             "type": "tag",
             "begin": f'{opening}\n{{"name": {json.dumps(call.name, ensure_ascii=False)}, "arguments": ',
-            "content": {"type": "json_schema", "json_schema": open_objects(call.schema)},
+            "content": json_content(call.schema),
             "end": f"}}\n{closing}",
         }
         for call in structure.calls
@@ -88,11 +91,15 @@ def tagged_answer(structure: Structure, tags: tuple[str, str]) -> str:
     listed = {"type": "tags_with_separator", "separator": "\n", "at_least_one": True, **once}
     answer: dict[str, Any] = listed
     if structure.text is not None:
-        words = {"type": "json_schema", "json_schema": open_objects(structure.text.schema)}
-        answer = {"type": "or", "elements": [words, listed]}
+        answer = {"type": "or", "elements": [json_content(structure.text.schema), listed]}
     elif not structure.must_call:
         answer = {"type": "triggered_tags", "triggers": [opening], "at_least_one": False, **once}
     return json.dumps({"type": "structural_tag", "format": answer})
+
+
+def json_content(schema: Schema) -> dict[str, Any]:
+    """JSON of `schema` as a part of a structural tag."""
+    return {"type": "json_schema", "json_schema": open_objects(schema), "max_whitespace_cnt": MOST_SPACE}
 
 
 def _constant(text: str) -> dict[str, str]:
