@@ -130,7 +130,7 @@ def _anchors(plan: Plan) -> int:
 
 def _lines(plan: Plan, steps: int) -> int:
     """Of one lane of an SM."""
-    return steps * plan.descriptors.shape[1]
+    return steps * int(plan.descriptors.shape[1])
 
 
 class _Clock:

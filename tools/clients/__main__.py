@@ -18,7 +18,8 @@ import threading
 from importlib.metadata import version
 from pathlib import Path
 
-from tools.bench import RESULTS, commit
+from headrace.bench.results import commit
+from tools.bench import RESULTS
 from tools.clients.catalogue import CLIENTS, Client
 from tools.clients.install import FOLDER, NotInstallableError, install, installed_version
 from tools.clients.record import CONVERSATIONS
