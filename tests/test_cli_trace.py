@@ -34,12 +34,16 @@ def _recorded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("_recorded")
 def test_a_summary_and_a_file(tmp_path: Path) -> None:
-    path = tmp_path / "trace.json"
-    result = runner.invoke(app, ["trace", str(path), "--shown", "2", "--sms", "1"])
+    path, image = tmp_path / "trace.json", tmp_path / "trace.svg"
+    command = ["trace", str(path), "--shown", "2", "--sms", "1", "--image", str(image), "--layer", "2"]
+    result = runner.invoke(app, command)
     assert result.exit_code == 0, result.output
     assert "3 steps recorded" in result.stdout
     assert "EXPERT_UP" in result.stdout
     assert "2.050 ms a step, 2.000 without recording (+2.5%)" in result.stdout
+    picture = image.read_text()
+    assert picture.startswith("<svg")
+    assert "One decode step of north-mini-code: 1x8K" in picture
     events = json.loads(path.read_text())["traceEvents"]
     assert {event["pid"] for event in events} == {0}
     assert {event["args"]["step"] for event in events if "step" in event.get("args", {})} == {1, 2}

@@ -22,6 +22,10 @@ def trace(
     ] = "north-mini-code",
     steps: Annotated[int, typer.Option(min=2, max=16, help="Steps of the launch.")] = 8,
     shown: Annotated[int, typer.Option(min=1, help="How many of them, the last ones, go to the file.")] = 1,
+    image: Annotated[
+        Path | None, typer.Option(help="Where a picture of the last step goes, an SVG.", show_default=False)
+    ] = None,
+    layer: Annotated[int, typer.Option(help="The first of two layers shown in it at close range.")] = 4,
     sms: Annotated[int | None, typer.Option(min=1, help="Only so many SMs.", show_default=False)] = None,
 ) -> None:
     """Record a launch with random weights on this machine's GPU: print where time goes, write a trace.
@@ -32,10 +36,14 @@ def trace(
     from headrace.bench.points import parse_point
     from headrace.bench.traced import trace_decode
     from headrace.kernel.trace_events import write_events
+    from headrace.kernel.trace_picture import in_words, timeline_of
     from headrace.kernel.trace_summary import lines
     from headrace.model.synthetic import preset
+    from headrace.step.draw import write_picture
 
     config, parsed = preset(synthetic), parse_point(point)
+    if not 0 <= layer < config.num_layers:
+        raise console.RefusedError(f"there is no layer {layer}: the model has 0 to {config.num_layers - 1}")
     with console.progress_bars() as bars:
         traced = trace_decode(
             config,
@@ -50,6 +58,12 @@ def trace(
         f"\nby the wall clock {traced.recording:.3f} ms a step, {traced.plain:.3f} without recording "
         f"({traced.cost:+.1%})"
     )
+    if image is not None:
+        title = f"One decode step of {synthetic}: {point}"
+        with image.open("w", encoding="utf-8") as out:
+            write_picture(
+                timeline_of(traced.trace), out, title=title, layer=layer, words=in_words(traced.trace)
+            )
     if file is not None:
         last = range(max(traced.trace.steps - shown, 0), traced.trace.steps)
         chosen = range(min(sms or traced.trace.plan.sizes.sms, traced.trace.plan.sizes.sms))

@@ -11,7 +11,9 @@ import pytest
 
 from headrace.kernel.trace import Lane, Trace, read_trace
 from headrace.kernel.trace_events import name_of, write_events
+from headrace.kernel.trace_picture import in_words, timeline_of
 from headrace.kernel.trace_summary import hops, kind_of, lines, operation_times
+from headrace.step.draw import write_picture
 from headrace.step.isa import Field, Opcode
 from headrace.step.planner import build_plan
 from tests.kernel.recorded import Recording, everything
@@ -107,6 +109,30 @@ def test_perfetto_gets_every_task_under_its_name() -> None:
     assert any(str(event["name"]).startswith("wait down[") for event in slices)
     signals = [event for event in slices if event["tid"] == Lane.PUBLISHER]
     assert any(str(event["name"]).startswith("qkv[") for event in signals)
+
+
+def test_the_picture_has_every_task_of_the_last_step_where_it_was() -> None:
+    trace = whole()
+    timeline = timeline_of(trace)
+    assert timeline.begin == pytest.approx(trace.ends[1])
+    assert timeline.end_of(2) == pytest.approx(trace.ends[2])
+    for sm, spans in enumerate(timeline.spans):
+        mine = [span for span in spans if span.work.step == 2]
+        assert [span.work.name for span in mine] == [Opcode(w[Field.OPCODE]).name for w in PLAN.tasks(sm)]
+        for task, span in enumerate(mine):
+            assert (span.begin, span.end) == (
+                trace.consumers.seen[sm, 2, task],
+                trace.consumers.end[sm, 2, task],
+            )
+            if span.work.name == "QKV_PROJ":
+                assert span.work.pages
+                assert span.loading == (trace.loaders.seen[sm, 2, task], trace.loaders.end[sm, 2, task])
+            assert not (span.work.name.startswith("SAMPLE") and span.work.pages)
+    file = io.StringIO()
+    write_picture(timeline, file, title="Made up", layer=1, words=in_words(trace))
+    assert "<title>QKV_PROJ of layer 1</title>" in file.getvalue()
+    assert "Pages in the ring" not in file.getvalue()
+    assert f"Recorded: {trace.step_time / 1e3:.3f} ms a step" in file.getvalue()
 
 
 def test_a_wait_lies_at_the_beginning_of_its_task() -> None:
