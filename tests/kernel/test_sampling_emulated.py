@@ -89,7 +89,7 @@ def rows_of(
 
 
 def agree(emulated: Emulated, kinds: Sequence[SamplingParams], seed: int, *, ties: bool = False) -> None:
-    """One step; tokens and log-probabilities are the reference's. Threads take turns in an order of the seed's."""
+    """One step; tokens and log-probabilities are the reference's. The seed shuffles the threads."""
     sizes, generator = emulated.plan.sizes, np.random.default_rng(seed)
     logits = (3 * generator.standard_normal((1, sizes.rows, sizes.vocabulary))).astype(np.float32)
     if ties:
