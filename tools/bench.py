@@ -7,20 +7,16 @@ included) are all there is. Writes benchmarks/results/host-<machine>.json.
 from __future__ import annotations
 
 import argparse
-import datetime
-import json
-import platform
 import statistics
-import subprocess
 import sys
 import time
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 
 import torch
 
 from headrace import LLM, SamplingParams
+from headrace.bench.results import origin, write
 from headrace.engine.build import assemble_engine
 from headrace.engine.engine import Engine
 from headrace.engine.null_backend import NullBackend
@@ -103,18 +99,6 @@ def measure_model(name: str, *, rows: int, tokens: int) -> float:
         return rows * tokens / (time.perf_counter() - start)
 
 
-def machine() -> str:
-    if torch.cuda.is_available():
-        return torch.cuda.get_device_name()
-    return f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
-
-
-def commit() -> str:
-    command = ["git", "rev-parse", "--verify", "HEAD"]
-    run = subprocess.run(command, capture_output=True, text=True, check=False)
-    return run.stdout.strip() if not run.returncode else "unknown"
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -138,17 +122,12 @@ def main() -> None:
             models.append({"model": name, "rows": rows, "tokens_per_s": round(speed, 1)})
             print(f"{name:>14} {rows:3} rows {speed:8.1f} tokens/s")
     result = {
-        "date": datetime.date.today().isoformat(),
-        "machine": machine(),
-        "commit": commit(),
-        "command": " ".join(["python", *sys.argv]),
-        "versions": {"python": platform.python_version(), "torch": version("torch")},
+        **origin(" ".join(["python", *sys.argv])),
         "host": [row.__dict__ for row in host],
         "models": models,
     }
     path = arguments.output or RESULTS / f"host-{'h200' if torch.cuda.is_available() else 'cpu'}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(result, indent=2) + "\n")
+    write(path, result)
     print(f"written to {path}")
 
 

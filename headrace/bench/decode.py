@@ -178,6 +178,12 @@ def check_room(config: ModelConfig, points: Sequence[Point], method: Method, fre
         )
 
 
+def hopper() -> None:
+    """Raise BenchError unless there is a Hopper GPU."""
+    if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
+        raise BenchError("the decode kernel needs a Hopper GPU, and there is none here")
+
+
 def bandwidth_of(device: str) -> float:
     """Bytes a second of a device's memory by its datasheet. Raises BenchError for one that is not known."""
     known = [name for name in BANDWIDTHS if device.startswith(name)]
@@ -260,8 +266,7 @@ def bench_decode(
     from headrace.step.pack import pack_synthetic
 
     method = method or Method()
-    if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
-        raise BenchError("the decode kernel needs a Hopper GPU, and there is none here")
+    hopper()
     bandwidth = bandwidth or bandwidth_of(torch.cuda.get_device_name())
     check_room(config, points, method, torch.cuda.mem_get_info()[0])
     weights = pack_synthetic(config, seed=method.seed, device="cuda", dtype=torch.bfloat16, progress=progress)

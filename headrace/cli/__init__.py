@@ -16,6 +16,7 @@ from headrace.cli.info import info
 from headrace.cli.options import command
 from headrace.cli.plan import plan_app
 from headrace.cli.serve import serve
+from headrace.cli.trace import trace
 
 app = typer.Typer(
     name="headrace",
@@ -24,7 +25,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for each in (serve, chat, generate, info, check):
+for each in (serve, chat, generate, info, check, trace):
     command(app)(each)
 app.add_typer(plan_app, name="plan")
 app.add_typer(bench_app, name="bench")

@@ -34,6 +34,10 @@ class AsyncEngine:
         return self._engine.max_context
 
     @property
+    def capacity(self) -> int:
+        return self._engine.capacity
+
+    @property
     def alive(self) -> bool:
         return self._thread.is_alive() and self.error is None
 

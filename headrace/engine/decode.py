@@ -80,7 +80,7 @@ def make_backend(
     if weights is None:
         raise ValueError("the kernel reads packed weights, and there are none")
     kernels = KernelPool(weights, cache, max_rows=rows, max_context=max_context, progress=say)
-    return KernelBackend(kernels, torch_backend, max_rows=rows, max_steps=steps), torch_backend
+    return KernelBackend(kernels, max_rows=rows, max_steps=steps), torch_backend
 
 
 def fuse(model: Model, cache: KVCache) -> bool:

@@ -101,6 +101,11 @@ class Engine:
 
     # Any thread.
 
+    @property
+    def capacity(self) -> int:
+        """How many requests can be here at a time, running and waiting."""
+        return self._queue + self._scheduler.slots
+
     def submit(
         self,
         prompt: Seq[int],

@@ -36,6 +36,7 @@ class OracleBackend:
     """
 
     name = "oracle"
+    takes_constraints = True
 
     def __init__(
         self,
@@ -72,6 +73,8 @@ class OracleBackend:
         self, rows: Sequence[DecodeRow], steps: int, interrupt: Interrupt
     ) -> Iterator[Sequence[Sampled | None]]:
         oracle = self._oracle(len(rows))
+        if any(row.constraint is not None for row in rows):
+            steps = 1  # a launch cannot ask for the next mask
         yield from oracle.launch([launch_row(row) for row in rows], steps, interrupt.is_set)
 
     def _oracle(self, rows: int) -> Oracle:
@@ -104,4 +107,5 @@ def launch_row(row: DecodeRow) -> LaunchRow:
         output=tuple(row.output),
         max_tokens=row.max_tokens,
         stop_token_ids=row.stop_token_ids,
+        allowed=None if row.constraint is None else row.constraint.mask(),
     )

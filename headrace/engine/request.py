@@ -101,9 +101,9 @@ class Request:
     constraint: Constraint | None = None
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)  # of the tokens from the second on
     cached_tokens: int = 0  # of the prompt, whose KV was there already
+    admitted: float | None = None  # when it first left the queue, on the clock of `arrival`
 
     @property
     def wants_scores(self) -> bool:
         """Whether log-probabilities of prompt tokens are still to come."""
         return self.params.prompt_logprobs is not None and len(self.prompt_logprobs) < len(self.prompt) - 1
-    admitted: float | None = None  # when it first left the queue, on the clock of `arrival`

@@ -83,6 +83,7 @@ class Scheduler:
         self._max_steps = max_steps
         # The head of the queue for which there was no room, and how many blocks had been released by then.
         self._refused: tuple[Sequence, int] | None = None
+        self.slots = max_sequences
         self._free_slots = list(range(max_sequences))
 
     @property

@@ -15,6 +15,7 @@ from headrace.kernel.device import Module
 from headrace.kernel.inputs import RowInputs
 from headrace.kernel.mirror import Mirror, pinned_bytes
 from headrace.kernel.records import ABSENT, HOST_LINK, LOGPROB_RECORD, PARAMS
+from headrace.kernel.trace import Trace, read_trace, trace_bytes
 from headrace.kernel.variant import variant_of
 from headrace.kernel.watchdog import explain
 from headrace.model.config import KVGroup
@@ -42,7 +43,8 @@ class WatchdogError(RuntimeError):
 class Launcher:
     """A plan's kernel with its weights and KV pages, all on the current GPU.
 
-    `timeout` bounds every wait within the kernel, in seconds. One launch at a time.
+    `timeout` bounds every wait within the kernel, in seconds. `trace` records what every SM does when: see
+    `headrace.kernel.trace`. One launch at a time.
     """
 
     def __init__(
@@ -54,10 +56,11 @@ class Launcher:
         table_blocks: int,
         strict: bool = False,
         timeout: float = 1.0,
+        trace: bool = False,
         progress: Callable[[str], None] | None = None,
     ) -> None:
         self.plan = plan
-        self.binary = build(variant_of(plan, strict=strict), progress=progress)
+        self.binary = build(variant_of(plan, strict=strict, trace=trace), progress=progress)
         self._module = Module(self.binary.cubin)
         self._weights, self._cache = weights, cache
         self._timeout = timeout
@@ -80,6 +83,10 @@ class Launcher:
         self._tokens = torch.zeros(MAX_STEPS, sizes.rows, dtype=torch.int32).pin_memory()
         self._ring = pinned_bytes(MAX_STEPS * sizes.rows * LOGPROB_RECORD.itemsize, device)
         self._logprobs = self._ring.numpy().view(LOGPROB_RECORD).reshape(MAX_STEPS, sizes.rows)
+        self._trace = torch.zeros(
+            trace_bytes(plan, MAX_STEPS) if trace else 0, dtype=torch.uint8, device=device
+        )
+        self._traced_steps = 0
         self._epoch = 0
         self.buffer(Buffer.HISTOGRAM).zero_()
         torch.cuda.synchronize(device)
@@ -88,6 +95,10 @@ class Launcher:
     def experts_read(self) -> int:
         """Distinct experts whose weights the last launch read, summed over its steps and layers."""
         return int(self.host["experts"][0])
+
+    def traced(self) -> Trace:
+        """What the last launch recorded, for a launcher with `trace`."""
+        return read_trace(self.plan, self._traced_steps, self._trace.cpu().numpy())
 
     def buffer(self, buffer: Buffer) -> Tensor:
         """A view of a buffer on the device."""
@@ -163,7 +174,10 @@ class Launcher:
             if row is not None:
                 self._fill_tables(index, row)
         self.host[:] = np.zeros(1, HOST_LINK)
+        self._traced_steps = steps
         with torch.cuda.stream(self.stream):
+            if len(self._trace):
+                self._trace.zero_()
             self._inputs.send()
             self._tables.send()
             self._module.launch(self.plan.sizes.sms, self._params(steps), self.stream)
@@ -193,6 +207,7 @@ class Launcher:
             "host": self._link,
             "tokens": self._tokens,
             "logprobs": self._ring,
+            "trace": self._trace,
         }
         addresses = {name: tensor.data_ptr() for name, tensor in tensors.items()}
         for name, address in (addresses | self._inputs.addresses()).items():

@@ -106,12 +106,35 @@ PARAMS = np.dtype(
         ("masks", "<u8"),
         ("history", "<u8"),
         ("adjusted", "<u8"),
+        ("trace", "<u8"),
         ("table_blocks", "<i4"),
         ("steps", "<i4"),
         ("epoch", "<u4"),
         ("timeout", "<u4"),
     ]
 )
+
+# What one thread of an SM did with one task, where the kernel records it (trace.h). Times are cycles of the
+# SM's clock, modulo 2^32: `ready` for a task, `taken` it, `seen` its last counter, the task's `end`; the sums
+# are cycles spent waiting for counters (`inputs`), for the ring (`pages`), and for anything else in the task
+# (`other`). `task` is its number in the SM's list; on the publisher's lines, which have no step, the counter
+# that was signalled.
+TRACE_LINE = np.dtype(
+    [
+        ("ready", "<u4"),
+        ("taken", "<u4"),
+        ("seen", "<u4"),
+        ("end", "<u4"),
+        ("inputs", "<u4"),
+        ("pages", "<u4"),
+        ("other", "<u4"),
+        ("step", "<u4"),
+        ("task", "<u4"),
+    ]
+)
+# The same moment on the clock that all SMs share, and on the SM's own.
+TRACE_ANCHOR = np.dtype([("nanoseconds", "<u8"), ("cycles", "<u4"), ("zero", "<u4")])
+TRACE_LANES = 3  # loader, consumers, publisher
 
 ABSENT = -2  # a token of the ring: the row had ended
 # A token of the ring may also be NO_TOKEN of `headrace.model.sampler`, as in sampling.h.

@@ -10,6 +10,8 @@ from headrace.kernel.records import (
     LOGPROB_RECORD,
     PARAMS,
     ROW_INPUT,
+    TRACE_ANCHOR,
+    TRACE_LINE,
     RowFlag,
     flags,
     struct,
@@ -34,8 +36,10 @@ class Variant:
     headers: dict[str, str]
 
 
-def variant_of(plan: Plan, *, strict: bool = False) -> Variant:
+def variant_of(plan: Plan, *, strict: bool = False, trace: bool = False) -> Variant:
     """The headers for a plan. `strict` orders memory by release and acquire everywhere.
+
+    `trace` records what every SM does when.
 
     Raises VariantError for a plan with operations that the kernel does not have.
     """
@@ -47,14 +51,15 @@ def variant_of(plan: Plan, *, strict: bool = False) -> Variant:
             f"the kernel takes up to 8 query heads a KV head and heads of a multiple of 32, "
             f"not {plan.sizes.group} and {plan.sizes.head_dim}: decode with 'torch'"
         )
-    return Variant({"sizes.h": sizes_header(plan), "variant.h": _variant_header(plan, strict)})
+    return Variant({"sizes.h": sizes_header(plan), "variant.h": _variant_header(plan, strict, trace)})
 
 
-def _variant_header(plan: Plan, strict: bool) -> str:
+def _variant_header(plan: Plan, strict: bool, trace: bool) -> str:
     lines = [
         "// Generated for one plan.\n#pragma once\n\n#include <cstdint>\n\n",
         '#include "sizes.h"\n\nnamespace variant {\n\n',
         f"constexpr bool STRICT = {str(strict).lower()};\n",
+        f"constexpr bool TRACE = {str(trace).lower()};\n",
         f"constexpr int RESIDUAL_TILES = {_owned_tiles(plan)};  // the most that one SM owns\n",
         f"constexpr int WINDOW = {_window(plan)};  // of all layers that have one\n",
         "template <int... WIDTHS>\nstruct Widths {};\n",
@@ -67,6 +72,8 @@ def _variant_header(plan: Plan, strict: bool) -> str:
         *struct("Bias", BIAS),
         *struct("LogprobRecord", LOGPROB_RECORD),
         *struct("HostLink", HOST_LINK),
+        *struct("TraceLine", TRACE_LINE),
+        *struct("TraceAnchor", TRACE_ANCHOR),
         *_offsets(plan),
         "\n}  // namespace variant\n",
     ]

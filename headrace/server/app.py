@@ -15,7 +15,18 @@ from starlette.middleware.cors import CORSMiddleware
 
 from headrace import __version__
 from headrace.engine.async_engine import AsyncEngine
-from headrace.server import anthropic, chat, completions, errors, health, metrics, models, responses, tokens
+from headrace.server import (
+    anthropic,
+    chat,
+    completions,
+    errors,
+    health,
+    metrics,
+    models,
+    page,
+    responses,
+    tokens,
+)
 from headrace.server.formats import choose_format
 from headrace.server.gate import Gate
 from headrace.server.metrics import Metrics
@@ -77,6 +88,7 @@ def create_app(loaded: Loaded, engine: AsyncEngine, options: ServerOptions) -> F
     for module in (chat, completions, anthropic, responses, models, tokens, health):
         app.include_router(module.router(state))
     app.include_router(metrics.router(state.metrics))
+    app.include_router(page.router())
     app.add_middleware(Gate, api_keys=options.api_keys, max_body=options.max_body)
     app.add_middleware(RequestLog, metrics=state.metrics)  # it sees what the gate refuses
     if options.cors_origins:  # outermost: a refusal must be readable for the page too

@@ -25,13 +25,13 @@ from headrace.engine.request import (
     ScoringError,
 )
 from headrace.model.sampling import ParameterError
+from headrace.server.description import ANTHROPIC_PATH, describe
 from headrace.server.disconnect import ClientGoneError
 from headrace.server.record import note_error
 
 log = logging.getLogger(__name__)
 
 RETRY_AFTER_SECONDS = 1
-ANTHROPIC_PATH = "/v1/messages"
 
 # What an error without a code of its own is called in the metrics and the log.
 _KINDS = {
@@ -133,7 +133,8 @@ def from_exception(error: Exception, *, prompt_param: str | None = None) -> ApiE
 
 
 def install(app: FastAPI) -> None:
-    """Answer every failure of `app`, those of the framework too, with an error object."""
+    """Answer every failure of `app`, those of the framework too, with an error object, and describe it so."""
+    describe(app)
     app.add_exception_handler(RequestValidationError, _on_invalid)
     app.add_exception_handler(HTTPException, _on_http)
     app.add_exception_handler(ClientGoneError, _on_client_gone)

@@ -28,6 +28,9 @@ def _template_message(message: Message, where: str) -> dict[str, Any]:
     reasoning = message.reasoning if message.reasoning is not None else message.reasoning_content
     if reasoning is not None:
         result["reasoning"] = result["reasoning_content"] = reasoning
+    if message.role == "tool" and message.tool_call_id is None:
+        where += ".tool_call_id"
+        raise bad_request(f"{where}: a tool's result needs the id of its call", param=where)
     if message.tool_calls:
         result["tool_calls"] = [_template_call(call) for call in message.tool_calls]
     for key in ("name", "tool_call_id"):

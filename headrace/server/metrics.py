@@ -9,10 +9,11 @@ docs/operations.md explains each of them.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
 
 from fastapi import APIRouter
-from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, generate_latest
+from prometheus_client import CollectorRegistry, Counter, ProcessCollector, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.metrics_core import (
     CounterMetricFamily,
@@ -37,28 +38,74 @@ _BETWEEN = tuple(
 _WHOLE = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800)
 _QUEUED = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 10, 30, 60, 300)
 _TOKENS = tuple(4**power for power in range(10))
+_ALL = float("inf")
 _ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
-class Metrics:
+class Distribution:
+    """How often values up to each of `bounds` came. The event loop writes, any thread reads.
+
+    The library's own histogram takes several times as long to observe a value, and every token is observed,
+    while the engine's thread waits for the interpreter.
+    """
+
+    def __init__(self, name: str, explained: str, bounds: Sequence[float]) -> None:
+        self.name, self.explained = name, explained
+        self._bounds = tuple(bounds)
+        self._counts = [0] * (len(self._bounds) + 1)
+        self._sum = 0.0
+
+    def observe(self, value: float) -> None:
+        self._counts[bisect_left(self._bounds, value)] += 1
+        self._sum += value
+
+    def family(self, label: Mapping[str, str]) -> Metric:
+        """What is told of it."""
+        counts = dict(zip((*self._bounds, _ALL), self._counts, strict=True))
+        return _histogram(self.name, self.explained, label, counts, self._bounds, self._sum)
+
+
+def _histogram(
+    name: str,
+    explained: str,
+    label: Mapping[str, str],
+    counts: Mapping[float, int],
+    bounds: Sequence[float],
+    total: float,
+) -> Metric:
+    """A histogram of `counts` values each, with a bucket up to each bound and one for all."""
+    family = HistogramMetricFamily(PREFIX + name, explained, labels=list(label))
+    buckets = [
+        (
+            "+Inf" if bound == _ALL else str(float(bound)),
+            sum(count for value, count in counts.items() if value <= bound),
+        )
+        for bound in (*bounds, _ALL)
+    ]
+    family.add_metric(list(label.values()), buckets, total)
+    return family
+
+
+class Metrics(Collector):
     """The figures of one served model, in a registry of their own: two servers in a process do not meet."""
 
     def __init__(self, engine: AsyncEngine, *, model_name: str) -> None:
         self.registry = CollectorRegistry()
         self._label = {"model_name": model_name}
-        self._first = self._histogram(
+        self._distributions: list[Distribution] = []
+        self._first = self._distribution(
             "time_to_first_token_seconds", "From a request's arrival to its first token", _FIRST
         )
-        self._between = self._histogram(
+        self._between = self._distribution(
             "inter_token_latency_seconds", "Between two tokens of an answer", _BETWEEN
         )
-        self._mean = self._histogram(
+        self._mean = self._distribution(
             "request_time_per_output_token_seconds", "The mean of an answer's gaps", _BETWEEN
         )
-        self._queued = self._histogram("request_queue_time_seconds", "Waiting for the engine", _QUEUED)
-        self._whole = self._histogram("e2e_request_latency_seconds", "From arrival to end", _WHOLE)
-        self._prompt = self._histogram("request_prompt_tokens", "Tokens of a prompt", _TOKENS)
-        self._generated = self._histogram("request_generation_tokens", "Tokens of an answer", _TOKENS)
+        self._queued = self._distribution("request_queue_time_seconds", "Waiting for the engine", _QUEUED)
+        self._whole = self._distribution("e2e_request_latency_seconds", "From arrival to end", _WHOLE)
+        self._prompt = self._distribution("request_prompt_tokens", "Tokens of a prompt", _TOKENS)
+        self._generated = self._distribution("request_generation_tokens", "Tokens of an answer", _TOKENS)
         self._ended = self._counter("request_success", "Answers by why they ended", "finished_reason")
         self._errors = self._counter("request_errors", "Requests that were told of an error", "kind")
         self._left = self._counter("request_cancellations", "Answers whose client left before their end")
@@ -66,13 +113,16 @@ class Metrics:
             self._ended.labels(**self._label, finished_reason=reason)
         self._left.labels(**self._label)
         self.registry.register(EngineCollector(engine, self._label))
+        self.registry.register(self)
         ProcessCollector(registry=self.registry)
 
-    def _histogram(self, name: str, explained: str, buckets: Sequence[float]) -> Histogram:
-        histogram = Histogram(
-            PREFIX + name, explained, list(self._label), buckets=buckets, registry=self.registry
-        )
-        return histogram.labels(**self._label)
+    def collect(self) -> Iterable[Metric]:
+        """The distributions, for the registry."""
+        return [each.family(self._label) for each in self._distributions]
+
+    def _distribution(self, name: str, explained: str, bounds: Sequence[float]) -> Distribution:
+        self._distributions.append(Distribution(name, explained, bounds))
+        return self._distributions[-1]
 
     def _counter(self, name: str, explained: str, *labels: str) -> Counter:
         return Counter(PREFIX + name, explained, [*self._label, *labels], registry=self.registry)
@@ -113,6 +163,7 @@ class EngineCollector(Collector):
 
     def __init__(self, engine: AsyncEngine, label: dict[str, str]) -> None:
         self._engine = engine
+        self._label = label
         self._names = list(label)
         self._values = list(label.values())
 
@@ -169,17 +220,10 @@ class EngineCollector(Collector):
             yield self._counter(name, explained, value)
 
     def _steps(self) -> Metric:
-        by_rows = dict(self._engine.counters.steps_by_rows)
-        family = HistogramMetricFamily(
-            f"{PREFIX}decode_rows_per_step", "Sequences in a decode step", labels=self._names
-        )
-        buckets = [
-            (str(float(most)), sum(count for rows, count in by_rows.items() if rows <= most))
-            for most in _ROWS
-        ]
-        buckets.append(("+Inf", sum(by_rows.values())))
-        family.add_metric(self._values, buckets, sum(rows * count for rows, count in by_rows.items()))
-        return family
+        by_rows = {float(rows): count for rows, count in self._engine.counters.steps_by_rows.copy().items()}
+        total = sum(rows * count for rows, count in by_rows.items())
+        explained = "Sequences in a decode step"
+        return _histogram("decode_rows_per_step", explained, self._label, by_rows, _ROWS, total)
 
     def _gauge(self, name: str, explained: str, value: float) -> Metric:
         family = GaugeMetricFamily(PREFIX + name, explained, labels=self._names)

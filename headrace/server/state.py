@@ -59,6 +59,19 @@ class ServerState:
             raise bad_request(f"{param}: is not valid Unicode ({error.reason})", param=param) from error
         return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
+    def _check_size(self, prompts: int, choices: int, param: str) -> None:
+        """Raises ApiError 400 for more answers than there is ever room for: to try again would not help."""
+        most = self.engine.capacity
+        if prompts * choices > most:
+            what = f"{prompts} prompts with {choices} choices each" if prompts > 1 else f"{choices} choices"
+            name = "n" if prompts <= most and choices > 1 else param
+            raise bad_request(
+                f"{name}: {what} are {prompts * choices} answers, and this server takes at most {most} at a "
+                "time: ask for fewer, or give it a larger --queue",
+                param=name,
+                code="too_many_answers",
+            )
+
     def submit(
         self,
         prompts: Sequence[Sequence[int]],
@@ -73,6 +86,7 @@ class ServerState:
         Raises ApiError; `param` is the field that the prompts came in.
         """
         jobs = [(prompt, params) for prompt in prompts for params in choices]
+        self._check_size(len(prompts), len(choices), param)
         try:
             generation = Generation(
                 self.engine,

@@ -109,21 +109,27 @@ class Panel:
         return self.y(len(self.sms)) - 6
 
 
-def write_picture(timeline: Timeline, file: TextIO, *, title: str, layer: int = 4) -> None:
-    """An SVG: the last step as a whole on a few SMs, and the layers from `layer` on at close range."""
+def write_picture(
+    timeline: Timeline, file: TextIO, *, title: str, layer: int = 4, words: str | None = None
+) -> None:
+    """An SVG: the last step as a whole on a few SMs, and the layers from `layer` on at close range.
+
+    Below the title stand `words`, or what was predicted. The ring is drawn where its pages are known.
+    """
     sms = _spread(len(timeline.spans), 4)
     begin, step = timeline.begin, timeline.steps - 1
     whole = Panel(138, begin, timeline.end_of(step), sms, 9)
     close = Panel(whole.bottom + 92, *_stretch(timeline, layer), _spread(len(timeline.spans), 8), 9)
     ring = Panel(close.bottom + 74, close.begin, close.end, close.sms[1:2] or close.sms, 24)
-    height = ring.bottom + 46
+    fills = any(timeline.landings)
+    height = (ring.bottom if fills else close.bottom) + 46
     file.write(
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 1180 {height:.0f}" width="1180" '
         f'height="{height:.0f}" font-family="Helvetica, Arial, sans-serif" font-size="12">\n'
         f'<rect width="1180" height="{height:.0f}" fill="#ffffff"/>\n'
     )
     file.write(_text(20, 34, title, size=19, weight="bold"))
-    file.write(_text(20, 58, verdict(timeline), size=13, fill=_FAINT))
+    file.write(_text(20, 58, words or verdict(timeline), size=13, fill=_FAINT))
     names = {span.work.name for spans in timeline.spans for span in spans}
     file.writelines(_legend(names))
     lanes = "upper lane of each SM: its loader; lower lane: its consumers"
@@ -133,9 +139,10 @@ def write_picture(timeline: Timeline, file: TextIO, *, title: str, layer: int = 
     last = min(layer + 1, max(span.work.layer for span in timeline.spans[0]))
     file.write(_heading(close, f"Layers {layer} and {last} at close range", lanes))
     file.writelines(_lanes(timeline, close))
-    words = f"Pages in the ring of SM {ring.sms[0]}"
-    file.write(_heading(ring, words, "blue: landed, waiting for its use or in use; grey: under way"))
-    file.writelines(_fill(timeline, ring))
+    if fills:
+        heading = f"Pages in the ring of SM {ring.sms[0]}"
+        file.write(_heading(ring, heading, "blue: landed, waiting for its use or in use; grey: under way"))
+        file.writelines(_fill(timeline, ring))
     file.write("</svg>\n")
 
 
@@ -204,7 +211,7 @@ def _silhouette(timeline: Timeline, panel: Panel) -> Iterator[str]:
 def _span(span: Span, panel: Panel, top: float) -> Iterator[str]:
     """The bars of a task, with a label that shows under the pointer."""
     work = span.work
-    label = f"{work.name} of layer {work.layer}: {work.pages} pages"
+    label = f"{work.name} of layer {work.layer}" + (f": {work.pages} pages" if work.page_bytes else "")
     if work.pages and span.loading[1] > panel.begin and span.loading[0] < panel.end:
         x = panel.x(span.loading[0])
         yield _bar(

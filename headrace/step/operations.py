@@ -102,8 +102,8 @@ share. A round that no active row needs publishes nothing and does not wait, but
 this alike.
 
 SAMPLE_STATS
-    STATS[share, row] = largest raw logit, sum of exp(raw - that) in float64, and the largest adjusted logit
-    with its lowest token id, over own tokens. Signals 1.
+    STATS[share, row] = the largest adjusted logit with its lowest token id, over own tokens; and of rows that
+    ask for log-probabilities the largest raw logit and the sum of exp(raw - that) in float64. Signals 1.
 
 SAMPLE_SELECT
     finds the score at the border of top_k, then of top_p. The key of a score is its float32 bits, flipped
@@ -114,16 +114,17 @@ SAMPLE_SELECT
     where the count from the top reaches k. Rows with top_k.
     TOP_K_TIES: TIES[0, share, row] = number of own tokens whose key is the border's. Of these the first (k
     - number above) by id stay.
-    TOP_P_DIGIT_i: the same as above over the tokens left, adding weights floor(2^44 exp(score)) to
-    HISTOGRAM[4 + i, row, digit]; the border is where the weight from the top reaches ceil(top_p * total),
-    total being all of HISTOGRAM[4, row]. TOP_P_TIES: TIES[1, share, row] as above: of m equal tokens of
-    weight w the first ceil((needed - weight above) / w) stay. Signals 1.
+    TOP_P_DIGIT_i: the same as above over the tokens left, adding weights floor(2^44 exp(score)), exp by the
+    fixed roundings of `headrace.step.oracle.exponential`, to HISTOGRAM[4 + i, row, digit]; the border is
+    where the weight from the top reaches ceil(top_p * total), total being all of HISTOGRAM[4, row].
+    TOP_P_TIES: TIES[1, share, row] as above: of m equal tokens of weight w the first ceil((needed - weight
+    above) / w) stay. Signals 1.
 
 SAMPLE_PICK
     waits: the last SELECT; second: STATS. Candidate of own tokens: greedy rows take STATS' best; others the
     largest score + noise in float64 (ties: lowest id) among the tokens that top_k, top_p and min_p leave.
-    CANDIDATES[share, row] = that value, token, its raw logit; and the TOP_LOGPROBS largest raw logits with
-    ids where the row asks for log-probabilities. WRITER also puts the host's stop flag there, so that all
+    CANDIDATES[share, row] = that value, token, its raw logit; and the largest raw logits with ids, as many as
+    the row asks for the log-probabilities of. WRITER also puts the host's stop flag there, so that all
     SMs see the same. Signals 1.
 
 SAMPLE_COMMIT

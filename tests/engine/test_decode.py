@@ -86,6 +86,5 @@ def test_kernel_and_prefill_share_the_pages_of_one_cache() -> None:
     backend, prefiller = make_backend("kernel", model, cache, options, weights=weights, max_context=128)
     assert isinstance(backend, KernelBackend)
     assert isinstance(prefiller, TorchBackend)
-    assert backend._others is prefiller
     assert prefiller._cache is cache
     assert backend._kernels._cache is cache  # type: ignore[attr-defined]

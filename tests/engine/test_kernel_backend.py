@@ -1,4 +1,4 @@
-"""What the kernel backend takes itself and what it leaves to another. Its kernels only note their calls."""
+"""What the kernel backend hands to a launch, and what it makes of it. Its kernels only note their calls."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-import pytest
+import numpy as np
 
-from headrace.engine.backend import DecodeRow, Interrupt
-from headrace.engine.kernel_backend import KernelBackend, is_plain
+from headrace.engine.backend import DecodeRow
+from headrace.engine.kernel_backend import KernelBackend
 from headrace.model.config import KVGroup
-from headrace.model.constraint import Constraint
+from headrace.model.constraint import Constraint, Mask, mask_of
 from headrace.model.sampler import Sampled
-from headrace.model.sampling import SamplingParams
+from headrace.model.sampling import SamplingParams, TokenLogprobs
 from headrace.step.oracle.rows import LaunchRow
 
 GREEDY = SamplingParams(temperature=0)
@@ -36,6 +36,23 @@ def row(params: SamplingParams = GREEDY, *, constraint: Constraint | None = None
 
 
 @dataclass
+class Grammar:
+    """Allows what it is given, anew for each token."""
+
+    masks: list[Mask | None]
+
+    def mask(self) -> Mask | None:
+        return self.masks.pop(0)
+
+    def accept(self, token: int) -> None: ...
+
+
+def result(step: int, index: int) -> Sampled:
+    token = 100 * step + index
+    return Sampled(token, TokenLogprobs(token, -0.5, ((token, -0.5),)))
+
+
+@dataclass
 class Kernels:
     calls: list[tuple[int, list[LaunchRow | None], int]] = field(default_factory=list)
     prepared: bool = False
@@ -47,89 +64,71 @@ class Kernels:
         self.calls.append((rows, [], 0))
         return self
 
-    def launch(
+    def run(
         self, rows: Sequence[LaunchRow | None], steps: int, stop: Callable[[], bool]
-    ) -> Iterator[list[int | None]]:
+    ) -> Iterator[list[Sampled | None]]:
         self.calls[-1] = (self.calls[-1][0], list(rows), steps)
         for step in range(steps):
-            yield [100 * step + index if index or not step else None for index in range(len(rows))]
+            yield [result(step, index) if index or not step else None for index in range(len(rows))]
             if stop():
                 return
 
 
-@dataclass
-class Others:
-    name: str = "others"
-    max_rows: int = 16
-    max_steps: int = 16
-    takes_constraints: bool = True
-    calls: int = 0
-
-    def prepare(self) -> None: ...
-
-    def run(
-        self, rows: Sequence[DecodeRow], steps: int, interrupt: Interrupt
-    ) -> Iterator[Sequence[Sampled | None]]:
-        self.calls += 1
-        yield [Sampled(-1)] * len(rows)
+def backend() -> tuple[KernelBackend, Kernels]:
+    kernels = Kernels()
+    return KernelBackend(kernels, max_rows=16, max_steps=64), kernels
 
 
-def backend() -> tuple[KernelBackend, Kernels, Others]:
-    kernels, others = Kernels(), Others()
-    return KernelBackend(kernels, others, max_rows=16, max_steps=64), kernels, others
-
-
-def test_greedy_rows_go_to_the_kernel_with_all_that_it_must_know() -> None:
-    own, kernels, others = backend()
+def test_rows_of_all_kinds_go_to_the_kernel_with_all_that_it_must_know() -> None:
+    own, kernels = backend()
     own.prepare()
     assert kernels.prepared
     assert own.max_steps == 16
     assert own.takes_constraints
-    made = list(own.run([row(), row()], 2, threading.Event()))
-    assert made == [[Sampled(0), Sampled(1)], [None, Sampled(101)]]
-    assert others.calls == 0
+    drawn = SamplingParams(temperature=0.5, top_p=0.9, logprobs=2, logit_bias={3: 1.0})
+    made = list(own.run([row(), row(drawn)], 2, threading.Event()))
+    assert made == [[result(0, 0), result(0, 1)], [None, result(1, 1)]]
     ((count, rows, steps),) = kernels.calls
     assert (count, steps) == (2, 2)
-    given = rows[0]
+    given = rows[1]
     assert given is not None
     assert (given.slot, given.token, given.position, given.max_tokens) == (3, 7, 2, 4)
     assert given.tables == {KVGroup.FULL: [5]}
     assert given.stop_token_ids == frozenset({9})
+    assert (given.params, given.seed) == (drawn, 1)
+    assert given.allowed is None
+
+
+def test_the_launch_sees_the_sequences_own_lists() -> None:
+    """By them the launcher knows a sequence again, and counts its tokens only once."""
+    own, kernels = backend()
+    one = row()
+    list(own.run([one], 1, threading.Event()))
+    ((_, (given,), _),) = kernels.calls
+    assert given is not None
+    assert given.prompt is one.prompt
+    assert given.output is one.output
 
 
 def test_an_interrupt_ends_the_call() -> None:
-    own, _, _ = backend()
+    own, _ = backend()
     interrupt = threading.Event()
     interrupt.set()
     assert len(list(own.run([row()], 16, interrupt))) == 1
 
 
-@pytest.mark.parametrize(
-    "params",
-    [
-        SamplingParams(temperature=0.5),
-        SamplingParams(temperature=0, repetition_penalty=1.1),
-        SamplingParams(temperature=0, logit_bias={3: 1.0}),
-        SamplingParams(temperature=0, logprobs=0),
-    ],
-)
-def test_a_row_that_the_kernel_cannot_sample_goes_to_the_other_backend(params: SamplingParams) -> None:
-    own, kernels, others = backend()
-    assert list(own.run([row(params)], 4, threading.Event())) == [[Sampled(-1)]]
-    assert (others.calls, kernels.calls) == (1, [])
-
-
-def test_rows_of_both_kinds_take_one_step_each_where_it_belongs() -> None:
-    own, kernels, others = backend()
-    drawn = row(SamplingParams(temperature=0.5))
-    made = list(own.run([drawn, row(), drawn, row()], 4, threading.Event()))
-    assert made == [[Sampled(-1), Sampled(0), Sampled(-1), Sampled(1)]]
-    assert others.calls == 1
-    ((count, rows, steps),) = kernels.calls
-    assert (count, len(rows), steps) == (2, 2, 1)
-
-
-def test_a_constraint_is_not_plain() -> None:
-    constraint: Constraint = object()  # type: ignore[assignment]
-    assert is_plain(row())
-    assert not is_plain(row(constraint=constraint))
+def test_one_constraint_makes_every_row_of_the_call_take_one_step_under_its_mask() -> None:
+    own, kernels = backend()
+    masks: list[Mask | None] = [mask_of([4], 64), None]
+    held = row(constraint=Grammar(list(masks)))
+    for _ in range(2):
+        assert len(list(own.run([row(), held], 8, threading.Event()))) == 1
+    for (_, (free, given), steps), mask in zip(kernels.calls, masks, strict=True):
+        assert steps == 1
+        assert free is not None
+        assert given is not None
+        assert free.allowed is None
+        if mask is None:  # anything goes here, but what comes next is known only after this token
+            assert given.allowed is None
+        else:
+            np.testing.assert_array_equal(given.allowed, mask)

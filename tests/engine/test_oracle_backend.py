@@ -11,7 +11,9 @@ import torch
 from headrace.engine.build import build_engine
 from headrace.engine.options import EngineOptions, OptionError
 from headrace.engine.oracle_backend import OracleBackend
+from headrace.engine.request import Output
 from headrace.model.config import KVGroup, ModelConfig
+from headrace.model.constraint import Mask, mask_of
 from headrace.model.kv import KVCache
 from headrace.model.sampling import SamplingParams
 from headrace.model.synthetic import synthetic_model
@@ -56,6 +58,49 @@ def test_sampled_requests(model: Model, tokenizer: Tokenizer) -> None:
         SamplingParams(temperature=0, repetition_penalty=1.4, logprobs=4, max_tokens=9),
     ]
     both(model, tokenizer, params, max_sequences=4, max_context=512)
+
+
+class Ladder:
+    """Allows only the tokens of one residue after another, and none of them in its third place."""
+
+    def __init__(self, residue: int) -> None:
+        self.taken: list[int] = []
+        self._residue = residue
+
+    def mask(self) -> Mask | None:
+        if len(self.taken) == 2:
+            return None
+        residue = (self._residue + len(self.taken)) % 5
+        return mask_of((token for token in range(VOCABULARY) if token % 5 == residue), VOCABULARY)
+
+    def accept(self, token: int) -> None:
+        self.taken.append(token)
+
+
+def test_constraints_give_what_they_give_on_torch(model: Model, tokenizer: Tokenizer) -> None:
+    """Rows with and without a mask in one batch, drawn and greedy, over several steps a call."""
+    drawn = SamplingParams(temperature=1.3, top_p=0.9, seed=5, max_tokens=9, ignore_eos=True)
+    greedy = SamplingParams(temperature=0, max_tokens=9, ignore_eos=True)
+    batch = prompts(4, seed=6)
+    made = []
+    for decode in ("torch", "oracle"):
+        engine = build_engine(model, tokenizer, EngineOptions(decode=decode, max_context=512, steps=4))
+        ladders = [Ladder(1), Ladder(3), None, None]
+        outputs: list[list[Output]] = [[] for _ in batch]
+        for prompt, params, ladder, sink in zip(
+            batch, (drawn, greedy, drawn, greedy), ladders, outputs, strict=True
+        ):
+            engine.submit(prompt, params, sink.append, constraint=ladder)
+        while engine.step():
+            pass
+        made.append([[token for output in sink for token in output.token_ids] for sink in outputs])
+        for residue, tokens, ladder in zip((1, 3), made[-1], ladders, strict=False):
+            assert ladder is not None
+            assert ladder.taken == tokens
+            assert [t % 5 for i, t in enumerate(tokens) if i != 2] == [
+                (residue + i) % 5 for i in range(9) if i != 2
+            ]
+    assert made[0] == made[1]
 
 
 def test_any_order_serves_the_same(model: Model, tokenizer: Tokenizer) -> None:

@@ -7,7 +7,6 @@ compiler nothing is compared here; the GPU tests compare tokens.
 from __future__ import annotations
 
 import ctypes
-import shutil
 import subprocess
 from fractions import Fraction
 from pathlib import Path
@@ -22,35 +21,10 @@ from headrace.model import philox
 from headrace.step.oracle.exponential import exponential
 from headrace.step.oracle.selection import Selection
 from headrace.step.oracle.twins.sample_select import weight_at
-
-COMPILER = shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
+from tests.kernel.emulated import COMPILER, HERE
 
 HOST = r"""
-#include <cmath>
-#include <cstdint>
-#include <cstring>
-#define __device__
-#define __forceinline__ inline
-template <typename To, typename From> static To bits(From from) {
-  To to;
-  std::memcpy(&to, &from, sizeof(to));
-  return to;
-}
-static uint32_t __float_as_uint(float x) { return bits<uint32_t>(x); }
-static float __uint_as_float(uint32_t x) { return bits<float>(x); }
-static double __longlong_as_double(int64_t x) { return bits<double>(x); }
-static double __dadd_rn(double a, double b) { return a + b; }
-static double __dsub_rn(double a, double b) { return a - b; }
-static double __dmul_rn(double a, double b) { return a * b; }
-static float __fmul_rn(float a, float b) { return a * b; }
-static uint32_t __umulhi(uint32_t a, uint32_t b) { return static_cast<uint64_t>(a) * b >> 32; }
-static uint64_t __umul64hi(uint64_t a, uint64_t b) { return static_cast<unsigned __int128>(a) * b >> 64; }
-// Toward zero: a double holds what a float must not round up.
-static float toward_zero(double x) {
-  return static_cast<float>(bits<double>(bits<uint64_t>(x) & ~0x1fffffffull));
-}
-static float __uint2float_rz(uint32_t x) { return toward_zero(x); }
-static float __fadd_rz(float a, float b) { return toward_zero(static_cast<double>(a) + b); }
+#include "cuda.h"
 #include "exponential.h"
 #include "philox.h"
 #include "selection.h"
@@ -81,7 +55,16 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
         pytest.skip("no C++ compiler")
     folder = tmp_path_factory.mktemp("arithmetic")
     (folder / "host.cpp").write_text(HOST)
-    command = [COMPILER, "-std=c++17", "-O2", "-ffp-contract=off", "-shared", "-fPIC", f"-I{INCLUDE}"]
+    command = [
+        COMPILER,
+        "-std=c++17",
+        "-O2",
+        "-ffp-contract=off",
+        "-shared",
+        "-fPIC",
+        f"-I{INCLUDE}",
+        f"-I{HERE}",
+    ]
     subprocess.run([*command, "-o", folder / "host.so", folder / "host.cpp"], check=True)
     library = ctypes.CDLL(str(Path(folder / "host.so")))
     library.part.restype = library.stay.restype = ctypes.c_uint64
@@ -90,7 +73,7 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 
 def called(function: Any, values: np.ndarray[Any, Any], dtype: type) -> np.ndarray[Any, Any]:
     values = np.ascontiguousarray(values)
-    results = np.zeros(len(values), dtype=dtype)
+    results: np.ndarray[Any, Any] = np.zeros(len(values), dtype=dtype)
     function(ctypes.c_void_p(values.ctypes.data), ctypes.c_void_p(results.ctypes.data), len(values))
     return results
 

@@ -72,3 +72,10 @@ def test_an_empty_list_of_calls_is_none() -> None:
 def test_results_keep_their_id() -> None:
     message = templated(role="tool", content="x", tool_call_id="call_1", name="f")
     assert message == {"role": "tool", "content": "x", "tool_call_id": "call_1", "name": "f"}
+
+
+def test_a_result_needs_its_calls_id() -> None:
+    with pytest.raises(
+        ApiError, match=r"messages\[0\].tool_call_id: a tool's result needs the id of its call"
+    ):
+        templated(role="tool", content="1")

@@ -18,7 +18,7 @@ from headrace.model.names import HEAD, hugging_face_names
 from headrace.model.synthetic import synthetic_model
 from headrace.model.transformer import Model
 from headrace.step.errors import PlanError
-from headrace.step.pack import PackedWeights, pack_checkpoint, pack_model, stream
+from headrace.step.pack import PackedWeights, pack_checkpoint, pack_model, pack_synthetic, stream
 from tests.step.configs import TINY
 
 CONFIG = {
@@ -138,6 +138,15 @@ def test_a_head_that_is_no_copy_of_the_tied_embedding_is_refused(tmp_path: Path)
     other = save(tmp_path, tensors | {HEAD: tensors["model.embed_tokens.weight"] + 1})
     with pytest.raises(CheckpointError, match="differs from the embedding"):
         pack_checkpoint(other, device="cpu", dtype=torch.float32)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_synthetic_pages_are_those_of_the_synthetic_model(dtype: torch.dtype) -> None:
+    made = pack_synthetic(TINY, seed=3, device="cpu", dtype=dtype)
+    right = pack_model(synthetic_model(TINY, seed=3, dtype=dtype), device="cpu", dtype=dtype)
+    assert torch.equal(made.data, right.data)
+    assert torch.equal(made.norms, right.norms)
+    assert not torch.equal(made.data, pack_synthetic(TINY, seed=4, device="cpu", dtype=dtype).data)
 
 
 def test_a_model_without_a_plan_is_refused() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 
 from headrace.bench.points import parse_point
 from tests.bench.test_compare import OURS, RUN, saved
-from tools.bench_against_vllm import join, report, run_vllm, vllm_command
+from tools.bench_against_vllm import join, main, report, run_vllm, vllm_command
 
 
 def test_the_command_gets_the_points_that_vllm_can_measure(tmp_path: Path) -> None:
@@ -43,3 +44,31 @@ def test_results_are_joined(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert report(ours, "") == 0
     assert "ratio 2.50" in capsys.readouterr().out
     assert report(ours, "it failed") == 1
+
+
+def test_both_sides_are_run_one_after_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[str] = []
+
+    def run(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+        if "headrace.cli" in command:
+            ran.append(" ".join(command[command.index("bench") :]))
+            saved(tmp_path, OURS, "both.json")
+        else:
+            ran.append("vllm " + command[1])
+            Path(command[2]).write_text(json.dumps(RUN))
+        return subprocess.CompletedProcess(command, 0)
+
+    monkeypatch.setattr(subprocess, "run", run)
+    path = tmp_path / "both.json"
+    arguments = [
+        "--json",
+        str(path),
+        "--vllm",
+        "bench {decode} {out}",
+        "--point",
+        "1x8K",
+        "--ours=--launches 5",
+    ]
+    assert main(arguments) == 0
+    assert ran == [f"bench decode --json {path} --point 1x8K --launches 5", "vllm 1:8192"]
+    assert json.loads(path.read_text())["points"][0]["vllm_tokens_per_s"] == 200.0

@@ -18,7 +18,8 @@ import threading
 from importlib.metadata import version
 from pathlib import Path
 
-from tools.bench import RESULTS, commit
+from headrace.bench.results import commit
+from tools.bench import RESULTS
 from tools.clients.catalogue import CLIENTS, Client
 from tools.clients.install import FOLDER, NotInstallableError, install, installed_version
 from tools.clients.record import CONVERSATIONS
@@ -98,6 +99,20 @@ def table(outcomes: list[Outcome]) -> str:
     )
 
 
+def matrix(outcomes: list[Outcome]) -> str:
+    """The outcomes as docs/clients.md has them."""
+    head = ("client", "version", "result", "turns", "prompt tokens", "known", "cached")
+    rows = [
+        (
+            *(each.client, each.version, f"{each.result}: {each.reason}" if each.reason else each.result),
+            *(f"{each.turns}", f"{each.prompt_tokens:,}"),
+            *(f"{each.reusable_tokens:,}", f"{each.cached_tokens:,}"),
+        )
+        for each in outcomes
+    ]
+    return "\n".join(f"| {' | '.join(row)} |" for row in (head, ("---",) * len(head), *rows))
+
+
 def write(outcomes: list[Outcome], path: Path) -> None:
     result = {
         "date": datetime.date.today().isoformat(),
@@ -109,7 +124,7 @@ def write(outcomes: list[Outcome], path: Path) -> None:
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(result, indent=2) + "\n")
-    print(f"written to {path}")
+    print(f"{matrix(outcomes)}\nwritten to {path}")
 
 
 if __name__ == "__main__":

@@ -179,6 +179,7 @@ CLAUDE_CODE = Client(
         "ANTHROPIC_AUTH_TOKEN": KEY,
         "ANTHROPIC_MODEL": "{model}",
         "ANTHROPIC_SMALL_FAST_MODEL": "{model}",
+        "CLAUDE_CODE_MAX_CONTEXT_TOKENS": "131072",
         "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
     },
     protocol="/v1/messages",

@@ -32,6 +32,7 @@ from headrace.kernel.check.against_oracle import (
     worst,
 )
 from headrace.kernel.check.kernels import MakeKernel, on_gpu
+from headrace.kernel.check.sampling import wrong_draws
 from headrace.kernel.check.verdict import Check, failed
 from headrace.kernel.variant import variant_of
 from headrace.model.checkpoint import load_model, read_config
@@ -76,7 +77,7 @@ class Suite:
     wide_settings: Sequence[tuple[list[int], int]] = field(default_factory=lambda: WIDE_SETTINGS)
 
     def checks(self) -> list[Planned]:
-        return [*self._against_oracle(), *self._bits(), *self._wide(), *self._micro()]
+        return [*self._against_oracle(), *self._draws(), *self._bits(), *self._wide(), *self._micro()]
 
     def compile(self, tell: Callable[[str], None]) -> None:
         """All kernels that the checks need, side by side; each check would compile its own."""
@@ -108,6 +109,11 @@ class Suite:
 
     def _margin(self, setting: Setting) -> float:
         return parting_margin(self._bench(setting))
+
+    def _draws(self) -> Iterator[Planned]:
+        for setting in SETTINGS:
+            name = f"tokens drawn otherwise than by PyTorch from the same logits: {_rows(setting)}"
+            yield Planned(name, 0, partial(self._changed, wrong_draws, setting))
 
     def _bits(self) -> Iterator[Planned]:
         for setting in SETTINGS[2:]:

@@ -19,8 +19,20 @@
 #include "ops/sample_stats.h"
 #include "route.h"
 
+__device__ __forceinline__ void run_sampling(Consumer& c, const isa::Descriptor& task) {
+  switch (static_cast<isa::Opcode>(task.opcode)) {
+    case isa::Opcode::SAMPLE_STATS: return sample_stats(c, task);
+    case isa::Opcode::SAMPLE_SELECT: return sample_select(c, task);
+    case isa::Opcode::SAMPLE_PICK: return sample_pick(c, task);
+    case isa::Opcode::SAMPLE_COMMIT: return sample_commit(c, task);
+    default: return;
+  }
+}
+
+// Sampling has a switch of its own: within one, its code costs the layers' a register.
 __device__ __forceinline__ void run_task(Consumer& c, const TaskSlot& slot) {
   const isa::Descriptor& task = slot.task;
+  if (task.opcode >= static_cast<int32_t>(isa::Opcode::SAMPLE_STATS)) return run_sampling(c, task);
   switch (static_cast<isa::Opcode>(task.opcode)) {
     case isa::Opcode::EMBED: return embed(c, task);
     case isa::Opcode::ROUTER: return router(c, task);
@@ -32,10 +44,6 @@ __device__ __forceinline__ void run_task(Consumer& c, const TaskSlot& slot) {
     case isa::Opcode::FFN_UP: return ffn_up(c, task);
     case isa::Opcode::FFN_DOWN: return ffn_down(c, task);
     case isa::Opcode::LM_HEAD: return lm_head(c, task);
-    case isa::Opcode::SAMPLE_STATS: return sample_stats(c, task);
-    case isa::Opcode::SAMPLE_SELECT: return sample_select(c, task);
-    case isa::Opcode::SAMPLE_PICK: return sample_pick(c, task);
-    case isa::Opcode::SAMPLE_COMMIT: return sample_commit(c, task);
     default: return;
   }
 }
@@ -46,8 +54,11 @@ __device__ __forceinline__ void consume(Shared& s, const Params& p) {
   while (true) {
     ptx::forget(c.thread);
     const uint32_t slot = c.begun % isa::TASK_SLOTS;
+    trace::ready(s);
     wait_barrier(s, p, &s.task_full[slot], c.begun / isa::TASK_SLOTS & 1, c.site(), Waited::TASK, slot);
+    trace::begin(s, s.epoch - p.epoch - 1, s.tasks[slot].number);
     run_task(c, s.tasks[slot]);
+    trace::end(s, p);
     ptx::forget(c.begun);  // the slot is worked out anew, and not kept while the task runs
     const uint32_t done = c.begun % isa::TASK_SLOTS;
     const bool commits = s.tasks[done].task.opcode == static_cast<int32_t>(isa::Opcode::SAMPLE_COMMIT);
@@ -70,8 +81,8 @@ __device__ __forceinline__ void begin(Shared& s, const Params& p) {
     ptx::barrier_inits_done();
     s.ended = s.aborted = 0;
     s.experts_read = 0;
+    trace::prepare(s);
     s.epoch = p.epoch + 1;
-    s.filler = {0, 0, 0, 1, 0, 0, 0, p.epoch};  // an empty ring passes for one that has been freed
     for (int row = 0; row < ROWS; row++) {
       const variant::RowInput& input = p.rows[row];
       s.rows.active[row] = input.active;
@@ -108,6 +119,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) decode(const __grid_con
       publish(s, p);
   } else {
     ptx::take_registers<isa::CONSUMER_REGISTERS>();
+    trace::anchor(p, 0);
     consume(s, p);
+    trace::anchor(p, 1);
   }
 }

@@ -12,7 +12,11 @@ struct Loader {
   Shared& s;
   const Params& p;
   int32_t lane;
-  int32_t number = 0;       // of the task in the list
+  int32_t number = 0;    // of the task in the list
+  uint32_t epoch;        // of the step whose tasks it loads, counted from 1
+  uint32_t handed = 0;   // tasks
+  uint32_t routes = 0;   // taken from the router
+  RingFiller ring;       // of lane 0
 
   __device__ __forceinline__ Site site() const { return {Agent::LOADER, number}; }
 
@@ -21,7 +25,7 @@ struct Loader {
     bool going = true;
     if (lane == 0)
 #pragma unroll 1
-      for (int i = 0; going && i < count; i++) going = RingFiller{s, p}.issue(from + static_cast<size_t>(i) * bytes, bytes, site());
+      for (int i = 0; going && i < count; i++, from += bytes) going = ring.issue(s, p, from, bytes, site());
     return __shfl_sync(~0u, going, 0);
   }
 };
@@ -72,28 +76,31 @@ __device__ __forceinline__ bool load_attention(Loader& l, const isa::Descriptor&
 __device__ __forceinline__ bool wait_for_pages(Loader& l, const isa::Descriptor& task) {
   Shared& s = l.s;
   bool going = true;
+  const bool routed = task.opcode == static_cast<int32_t>(isa::Opcode::EXPERT_UP);
   if (task.loader_counter && l.lane == 0) {
-    if (task.opcode == static_cast<int32_t>(isa::Opcode::EXPERT_UP)) {
-      going = wait_barrier_or_end(s, l.p, &s.route_full, s.filler.routes & 1, l.site(), Waited::ROUTE, 0);
-      s.filler.routes++;
+    if (routed) {
+      going = wait_barrier_or_end(s, l.p, &s.route_full, l.routes & 1, l.site(), Waited::ROUTE, 0);
     } else {
-      const uint32_t steps = s.filler.epoch - task.loader_lag;
+      const uint32_t steps = l.epoch - task.loader_lag;
       wait_counter(s, l.p, task.loader_counter, steps * static_cast<uint32_t>(task.loader_arrivals), l.site());
     }
     going = going && !is_set(s.aborted) && !is_set(s.ended);
     if (task.loader_lag) ptx::global_before_bulk();  // KV that other SMs stored in the step before
   }
+  if (routed) l.routes++;
   return __shfl_sync(~0u, going, 0);
 }
 
 // Wait, hand the task over, copy its pages. `word` is the lane's word of the descriptor. False if the launch is over.
 __device__ __forceinline__ bool load_task(Loader& l, int32_t word) {
   Shared& s = l.s;
-  const uint32_t slot = s.filler.handed % isa::TASK_SLOTS, lap = s.filler.handed / isa::TASK_SLOTS;
+  const uint32_t slot = l.handed % isa::TASK_SLOTS, lap = l.handed / isa::TASK_SLOTS;
   bool going = true;
+  trace::ready(s);
   if (l.lane == 0)
     going = wait_barrier_or_end(s, l.p, &s.task_empty[slot], (lap & 1) ^ 1, l.site(), Waited::TASK_FREE, slot);
   if (!__shfl_sync(~0u, going, 0)) return false;
+  trace::begin(s, l.epoch - l.p.epoch - 1, l.number);
   TaskSlot& given = s.tasks[slot];
   reinterpret_cast<int32_t*>(&given.task)[l.lane] = word;
   __syncwarp();
@@ -113,11 +120,8 @@ __device__ __forceinline__ bool load_task(Loader& l, int32_t word) {
     given.number = l.number;
   }
   __syncwarp();
-  if (l.lane == 0) {
-    ptx::barrier_arrive(&s.task_full[slot], 1);
-    s.filler.handed++;
-  }
-  __syncwarp();
+  if (l.lane == 0) ptx::barrier_arrive(&s.task_full[slot], 1);
+  l.handed++;
   switch (opcode) {
     case isa::Opcode::ROUTER:
     case isa::Opcode::QKV_PROJ:
@@ -139,22 +143,23 @@ __device__ __forceinline__ bool load_task(Loader& l, int32_t word) {
 
 // The loader's whole life; one warp. Descriptors are fetched a task ahead, so that no copy waits for one.
 __device__ __forceinline__ void load(Shared& s, const Params& p) {
-  Loader l{s, p, static_cast<int32_t>(threadIdx.x & 31)};
+  Loader l{s, p, static_cast<int32_t>(threadIdx.x & 31), 0, p.epoch};
   const int32_t* own = p.descriptors + static_cast<size_t>(blockIdx.x) * sizes::TASKS * isa::WORDS + l.lane;
   bool going = true;
   int32_t word = __ldg(own);
-  while (going && s.filler.epoch - p.epoch < static_cast<uint32_t>(p.steps)) {
-    __syncwarp();
-    if (l.lane == 0) s.filler.epoch++;
-    __syncwarp();
+  while (going && l.epoch - p.epoch < static_cast<uint32_t>(p.steps)) {
+    l.epoch++;
     for (l.number = 0; going && l.number < sizes::TASKS; l.number++) {
       const int32_t opcode = __shfl_sync(~0u, word, 0), now = word;
       if (opcode == static_cast<int32_t>(isa::Opcode::END)) break;
       const int next = l.number + 1 < sizes::TASKS ? l.number + 1 : 0;
       word = __ldg(own + next * isa::WORDS);
-      if (opcode != static_cast<int32_t>(isa::Opcode::ATTENTION_MERGE)) going = load_task(l, now);  // the merger's
+      if (opcode != static_cast<int32_t>(isa::Opcode::ATTENTION_MERGE)) {  // the merger's
+        going = load_task(l, now);
+        if (going) trace::end(s, p);
+      }
     }
     word = __ldg(own);
   }
-  if (l.lane == 0) RingFiller{s, p}.drain();
+  if (l.lane == 0) l.ring.drain(s);
 }

@@ -189,6 +189,13 @@ __device__ __forceinline__ void give_registers() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(REGISTERS));
 }
 
+// Of the SM's own clock, modulo 2^32.
+__device__ __forceinline__ uint32_t cycles() {
+  uint32_t value;
+  asm volatile("mov.u32 %0, %%clock;" : "=r"(value));
+  return value;
+}
+
 __device__ __forceinline__ uint64_t nanoseconds() {
   uint64_t value;
   asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(value));

@@ -24,42 +24,47 @@ __device__ __forceinline__ void release_page(Shared& s, int lane, int slot, int 
   if (lane == 0) ptx::barrier_arrive(&s.page_empty[slot], PAGE_ARRIVALS / sharers);
 }
 
-// The loader's side; one thread. What it keeps is in Shared::filler: the loader's registers are few.
+// The loader's side, for one thread.
 struct RingFiller {
-  Shared& s;
-  const Params& p;
+  uint64_t policy;
+  int32_t slot, landed_slot, in_flight;
+  uint32_t parity, landed_parity;
+
+  __device__ __forceinline__ RingFiller()
+      : policy(ptx::read_once_policy()), slot(0), landed_slot(0), in_flight(0), parity(1), landed_parity(0) {}  // all free
 
   // Bring the next page in. False if the launch ended first.
-  __device__ __forceinline__ bool issue(const uint8_t* from, uint32_t bytes, Site site) {
-    Filler& f = s.filler;
-    const int slot = f.slot;
-    if (!wait_barrier_or_end(s, p, &s.page_empty[slot], f.parity, site, Waited::PAGE_FREE, slot)) return false;
-    if (f.in_flight == sizes::IN_FLIGHT) {
-      const int oldest = f.landed_slot;
-      wait_barrier(s, p, &s.page_full[oldest], f.landed_parity, site, Waited::PAGE_LANDED, oldest);
+  __device__ __forceinline__ bool issue(Shared& s, const Params& p, const uint8_t* from, uint32_t bytes, Site site) {
+    if (!wait_barrier_or_end(s, p, &s.page_empty[slot], parity, site, Waited::PAGE_FREE, slot)) return false;
+    if (in_flight == sizes::IN_FLIGHT) {
+      wait_barrier(s, p, &s.page_full[landed_slot], landed_parity, site, Waited::PAGE_LANDED, landed_slot);
       landed();
     }
     ptx::barrier_expect(&s.page_full[slot], bytes);
-    ptx::bulk_load(s.ring[slot], from, bytes, &s.page_full[slot], ptx::read_once_policy());
-    f.in_flight++;
-    f.slot = slot + 1 == RING ? 0 : slot + 1;
-    if (f.slot == 0) f.parity ^= 1;
+    ptx::bulk_load(s.ring[slot], from, bytes, &s.page_full[slot], policy);
+    in_flight++;
+    advance(slot, parity);
     return true;
   }
 
-  __device__ __forceinline__ void landed() {
-    Filler& f = s.filler;
-    f.landed_slot = f.landed_slot + 1 == RING ? 0 : f.landed_slot + 1;
-    if (f.landed_slot == 0) f.landed_parity ^= 1;
-    f.in_flight--;
-  }
-
   // Nothing may land in shared memory after the block has ended.
-  __device__ __forceinline__ void drain() {
-    while (s.filler.in_flight > 0) {
-      while (!ptx::barrier_passed(&s.page_full[s.filler.landed_slot], s.filler.landed_parity)) {
+  __device__ __forceinline__ void drain(Shared& s) {
+    while (in_flight > 0) {
+      while (!ptx::barrier_passed(&s.page_full[landed_slot], landed_parity)) {
       }
       landed();
     }
+  }
+
+ private:
+  __device__ __forceinline__ void landed() {
+    advance(landed_slot, landed_parity);
+    in_flight--;
+  }
+
+  static __device__ __forceinline__ void advance(int32_t& slot, uint32_t& parity) {
+    if (++slot < RING) return;
+    slot = 0;
+    parity ^= 1;
   }
 };

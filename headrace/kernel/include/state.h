@@ -112,13 +112,13 @@ struct Trouble {
   int32_t agent, task, waited, index, want, have;
 };
 
-// Where the loader is in the ring.
-struct Filler {
-  int32_t slot, landed_slot, in_flight;
-  uint32_t parity, landed_parity;
-  uint32_t handed;  // tasks
-  uint32_t routes;  // taken from the router
-  uint32_t epoch;   // of the step whose tasks it loads, counted from 1
+// Lines under way, and how many signals the publisher has recorded: see trace.h.
+template <bool TRACE>
+struct TraceState {};
+template <>
+struct TraceState<true> {
+  variant::TraceLine line[3];
+  uint32_t signals;
 };
 
 struct Shared {
@@ -157,11 +157,11 @@ struct Shared {
   int32_t ended;          // the launch is over; written in SAMPLE_COMMIT
   int32_t aborted;        // the watchdog has struck, here or on another SM: a value of Aborted
   Trouble trouble;
-  Filler filler;
   int32_t quit[2];        // consumers: `aborted` as their leader saw it at the start of a task, taking turns
   int32_t stop_seen;
   int32_t experts_read;   // in this launch, over all layers: the loader adds them up, SAMPLE_COMMIT tells the host
   uint32_t epoch;         // of the consumers' step, counted from 1
+  TraceState<variant::TRACE> trace;
 };
 static_assert(sizeof(Shared) <= isa::SHARED_BYTES, "shared memory of an SM is exceeded");
 
@@ -185,6 +185,7 @@ struct Params {
   const uint32_t* masks;        // [ROWS][MASK_WORDS]: bits of allowed tokens
   int32_t* history;             // [ROWS][VOCABULARY]: twice the count in the output, plus one if in the prompt
   float* adjusted;              // as LOGITS: after penalties, bias and mask, of rows that have any
+  uint8_t* trace;               // anchors, then lines; only in a variant that records them
   int32_t table_blocks;
   int32_t steps;
   uint32_t epoch;               // steps since the counters were zeroed, before this launch

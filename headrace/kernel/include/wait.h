@@ -6,7 +6,7 @@
 // peers look at Shared::aborted together, and leaves there.
 #pragma once
 
-#include "state.h"
+#include "trace.h"
 
 enum class Agent : int32_t { LOADER = 0, CONSUMER = 1, ROUTER = 2, MERGER = 3 };
 enum class Waited : int32_t {
@@ -20,6 +20,13 @@ enum class Waited : int32_t {
   SUMS_EMPTY = 7,
   ROUTE = 8,
 };
+
+// What a wait counts as in a trace. For tasks lines have the times before and after.
+__device__ constexpr trace::Sum sum_of(Waited what, Agent agent) {
+  if (what == Waited::TASK || what == Waited::TASK_FREE) return trace::Sum::NONE;
+  if (what == Waited::COUNTER) return trace::Sum::INPUTS;
+  return what == (agent == Agent::LOADER ? Waited::PAGE_FREE : Waited::PAGE_LANDED) ? trace::Sum::PAGES : trace::Sum::OTHER;
+}
 
 // Values of Shared::aborted. NOTING: somebody is writing Shared::trouble. OWN: it is there to be told.
 enum Aborted : int32_t { NO = 0, NOTING = 1, OWN = 2, ELSEWHERE = 3 };
@@ -52,6 +59,7 @@ __device__ __forceinline__ bool keep_waiting(Shared& s, const Params& p, uint64_
 __device__ __forceinline__ void wait_barrier(Shared& s, const Params& p, uint64_t* barrier, uint32_t parity, Site site,
                                              Waited what, int32_t index) {
   if (ptx::barrier_passed(barrier, parity)) return;
+  const trace::Waiting waiting(s, sum_of(what, site.agent));
   uint64_t start = 0;
   for (uint32_t tries = 1; !ptx::barrier_passed(barrier, parity); tries++)
     if ((tries & 15) == 0 && !keep_waiting(s, p, start, site, what, index, parity, parity ^ 1)) return;
@@ -60,6 +68,7 @@ __device__ __forceinline__ void wait_barrier(Shared& s, const Params& p, uint64_
 // The loader's waits also end with the launch. Gives whether the phase is over.
 __device__ __forceinline__ bool wait_barrier_or_end(Shared& s, const Params& p, uint64_t* barrier, uint32_t parity,
                                                     Site site, Waited what, int32_t index) {
+  const trace::Waiting waiting(s, sum_of(what, site.agent));
   uint64_t start = 0;
   for (uint32_t tries = 1; !ptx::barrier_passed(barrier, parity); tries++) {
     if (is_set(s.ended)) return false;
@@ -71,6 +80,7 @@ __device__ __forceinline__ bool wait_barrier_or_end(Shared& s, const Params& p, 
 // For one thread; what it tells its peers through a barrier they may rely on.
 __device__ __forceinline__ void wait_counter(Shared& s, const Params& p, int32_t counter, uint32_t want, Site site) {
   const uint32_t* word = counter_at(p, counter);
+  const trace::Waiting waiting(s, trace::Sum::INPUTS);
   uint64_t start = 0;
   for (uint32_t tries = 1;; tries++) {
     const uint32_t have = variant::STRICT ? ptx::load_acquire(word) : ptx::load_relaxed(word);

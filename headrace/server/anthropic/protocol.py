@@ -59,7 +59,7 @@ class CountBody(Body):
 class MessagesBody(CountBody):
     """`POST /v1/messages`."""
 
-    max_tokens: int
+    max_tokens: int = Field(ge=1)
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None

@@ -28,7 +28,7 @@ class HermesFormat:
 
     name = "hermes"
     keeps_markers = True  # where the tags are tokens, they may be special ones
-    marks: Marks | None = None
+    marks: Marks | None = Marks(end_thinking="</think>", call_tags=("<tool_call>", "</tool_call>"))
 
     @staticmethod
     def fits(tokenizer: Tokenizer) -> bool:

@@ -22,12 +22,15 @@ class Lane(Enum):
 @dataclass(frozen=True, slots=True)
 class Marks:
     """The markers around an answer's blocks, each a single token: what closes the thoughts, and the pairs
-    around words and calls. Without a pair the words are all of the answer, and calls cannot be.
+    around words and calls. Without a pair the words are all of the answer, and calls cannot be, unless they
+    stand among the words, each between `call_tags`; these, and what then closes the thoughts, are text of
+    any number of tokens.
     """
 
     end_thinking: str | None = None
     text: tuple[str, str] | None = None
     calls: tuple[str, str] | None = None
+    call_tags: tuple[str, str] | None = None
 
 
 class LaneParser:

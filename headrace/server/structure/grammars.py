@@ -7,6 +7,7 @@ import importlib.util
 import json
 import re
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from headrace.model import markers
@@ -14,11 +15,22 @@ from headrace.model.constraint import Constraint
 from headrace.model.tokenizer import Tokenizer
 from headrace.server.errors import ApiError, bad_request
 from headrace.server.formats import ChatFormat
+from headrace.server.formats.machine import Marks
 from headrace.server.structure.answer import Block, StructuredAnswer
-from headrace.server.structure.structure import Structure, call_grammar, open_objects
+from headrace.server.structure.structure import (
+    MOST_SPACE,
+    Schema,
+    Structure,
+    TextSchema,
+    call_grammar,
+    open_objects,
+    tagged_answer,
+)
 
 COMPILE_SECONDS = 10.0
 CACHE_BYTES = 256 * 2**20
+
+_MARKERS = frozenset(name.encode() for name in markers.MARKERS)
 
 Make = Callable[[bool], Constraint]
 """A new constraint for one answer, which begins in thoughts or does not."""
@@ -33,6 +45,9 @@ class Grammars:
         self._vocab_size = vocab_size
         self._compiler: Any = None
         self._markers = frozenset[int]()
+        marks = format_.marks
+        tags = (*marks.call_tags, marks.end_thinking or "") if marks and marks.call_tags else ()
+        self._tags = frozenset(tag.encode() for tag in tags)  # text for grammars, whatever tokens they are
 
     async def prepare(self, structure: Structure) -> Make:
         """Compile what `structure` needs. Raises ApiError 400 that names the part which cannot be."""
@@ -53,7 +68,7 @@ class Grammars:
             )
         marks = self._format.marks
         param = structure.text.param if structure.text else "tool_choice"
-        if marks is None or (structure.calls and marks.calls is None):
+        if marks is None or (structure.calls and marks.calls is None and marks.call_tags is None):
             raise bad_request(f"{param}: cannot be kept with this model's chat format", param=param)
 
     def _prepare(self, structure: Structure) -> Make:
@@ -61,21 +76,14 @@ class Grammars:
         marks = self._format.marks
         assert marks is not None
         ends = frozenset(self._tokenizer.eos_token_ids)
-        blocks: dict[int | None, Block] = {}
-        if not structure.must_call:
-            grammar = None
-            if (text := structure.text) is not None:
-                grammar = self._compile(
-                    text.param, self._compiler.compile_json_schema, open_objects(text.schema)
-                )
-            opening, close = self._pair(marks.text)
-            more = bool(structure.calls)
-            blocks[opening] = Block(ends if close is None else {close}, grammar, last=not more)
-        if structure.calls:
-            opening, close = self._pair(marks.calls)
-            assert close is not None
-            blocks[opening] = Block({close}, self._calls(structure))
-        end_thinking = self._id(marks.end_thinking)
+        if structure.calls and marks.call_tags is not None:
+            blocks: dict[int | None, Block] = {None: Block(ends, self._tagged(structure, marks.call_tags))}
+        else:
+            blocks = self._blocks(structure, marks, ends)
+        end_thinking: int | bytes | None = None
+        if marks.end_thinking is not None:
+            by_text = marks.call_tags is not None
+            end_thinking = marks.end_thinking.encode() if by_text else self._id(marks.end_thinking)
 
         def make(thinking: bool) -> Constraint:
             return StructuredAnswer(
@@ -84,15 +92,50 @@ class Grammars:
                 outside=self._markers,
                 ends=ends,
                 vocab_size=self._vocab_size,
+                bytes_of=self._tokenizer.token_bytes,
             )
 
         return make
 
+    def _blocks(self, structure: Structure, marks: Marks, ends: frozenset[int]) -> dict[int | None, Block]:
+        """The blocks that an answer may have, each between its marks."""
+        blocks: dict[int | None, Block] = {}
+        if not structure.must_call:
+            grammar = None
+            if (text := structure.text) is not None:
+                grammar = self._text(text)
+            opening, close = self._pair(marks.text)
+            more = bool(structure.calls)
+            blocks[opening] = Block(ends if close is None else {close}, grammar, last=not more)
+        if structure.calls:
+            opening, close = self._pair(marks.calls)
+            assert close is not None
+            blocks[opening] = Block({close}, self._calls(structure))
+        return blocks
+
+    def _text(self, text: TextSchema) -> Any:
+        return self._json(text.param, text.schema)
+
+    def _tagged(self, structure: Structure, tags: tuple[str, str]) -> Any:
+        """A whole answer with calls among its words."""
+        if structure.text is not None:
+            self._text(structure.text)
+        self._check_calls(structure)
+        return self._compile("tools", self._compiler.compile_structural_tag, tagged_answer(structure, tags))
+
     def _calls(self, structure: Structure) -> Any:
-        for call in structure.calls:  # one by one, to tell which of them is wrong
-            self._compile(call.param, self._compiler.compile_json_schema, open_objects(call.schema))
+        self._check_calls(structure)
         tag = call_grammar(structure.calls, single=structure.single)
         return self._compile("tools", self._compiler.compile_structural_tag, tag)
+
+    def _check_calls(self, structure: Structure) -> None:
+        """Compile the calls' schemas one by one, to tell which of them is wrong."""
+        for call in structure.calls:
+            self._json(call.param, call.schema)
+
+    def _json(self, param: str, schema: Schema) -> Any:
+        compile_ = partial(self._compiler.compile_json_schema, max_whitespace_cnt=MOST_SPACE)
+        return self._compile(param, compile_, open_objects(schema))
 
     def _compile(self, param: str, compile_: Callable[[str], Any], source: Any) -> Any:
         try:
@@ -109,10 +152,7 @@ class Grammars:
 
         tokenizer = self._tokenizer
         ids = range(tokenizer.vocab_size)
-        names = {name.encode() for name in markers.MARKERS}
-        special = {
-            token for token in ids if tokenizer.token_bytes(token) in names or not tokenizer.decode([token])
-        }
+        special = {token for token in ids if self._is_special(token)}
         vocabulary = [b"" if token in special else tokenizer.token_bytes(token) for token in ids]
         vocabulary += [b""] * (self._vocab_size - len(vocabulary))  # rows that no token has
         info = xgrammar.TokenizerInfo(
@@ -120,6 +160,12 @@ class Grammars:
         )
         self._markers = frozenset(special)
         self._compiler = xgrammar.GrammarCompiler(info, max_threads=2, cache_limit_bytes=CACHE_BYTES)
+
+    def _is_special(self, token: int) -> bool:
+        piece = self._tokenizer.token_bytes(token)
+        if piece in _MARKERS:
+            return True
+        return piece not in self._tags and not self._tokenizer.decode([token])
 
     def _pair(self, pair: tuple[str, str] | None) -> tuple[int | None, int | None]:
         return (None, None) if pair is None else (self._id(pair[0]), self._id(pair[1]))

@@ -9,6 +9,9 @@ from typing import Any
 
 Schema = Mapping[str, Any]
 
+# Characters of white space in a row: enough for deep indentation. Without a bound a model can stay in it.
+MOST_SPACE = 32
+
 
 @dataclass(frozen=True, slots=True)
 class TextSchema:
@@ -51,7 +54,7 @@ def call_grammar(calls: Iterable[CallSchema], *, single: bool) -> str:
                 "elements": [
                     {"type": "regex", "pattern": "[0-9]+"},
                     _constant(f'", "tool_name": {json.dumps(call.name, ensure_ascii=False)}, "parameters": '),
-                    {"type": "json_schema", "json_schema": open_objects(call.schema)},
+                    json_content(call.schema),
                 ],
             },
             "end": "}",
@@ -67,6 +70,36 @@ def call_grammar(calls: Iterable[CallSchema], *, single: bool) -> str:
     }
     elements = [_constant("[\n    "), listed, _constant("\n]")]
     return json.dumps({"type": "structural_tag", "format": {"type": "sequence", "elements": elements}})
+
+
+def tagged_answer(structure: Structure, tags: tuple[str, str]) -> str:
+    """A whole answer with its calls between `tags`, laid out as Hermes's templates do.
+
+    Words that must keep to a schema stand alone, or calls do; free words may have calls among them.
+    """
+    opening, closing = tags
+    calls = [
+        {
+            "type": "tag",
+            "begin": f'{opening}\n{{"name": {json.dumps(call.name, ensure_ascii=False)}, "arguments": ',
+            "content": json_content(call.schema),
+            "end": f"}}\n{closing}",
+        }
+        for call in structure.calls
+    ]
+    once = {"tags": calls, "stop_after_first": structure.single}
+    listed = {"type": "tags_with_separator", "separator": "\n", "at_least_one": True, **once}
+    answer: dict[str, Any] = listed
+    if structure.text is not None:
+        answer = {"type": "or", "elements": [json_content(structure.text.schema), listed]}
+    elif not structure.must_call:
+        answer = {"type": "triggered_tags", "triggers": [opening], "at_least_one": False, **once}
+    return json.dumps({"type": "structural_tag", "format": answer})
+
+
+def json_content(schema: Schema) -> dict[str, Any]:
+    """JSON of `schema` as a part of a structural tag."""
+    return {"type": "json_schema", "json_schema": open_objects(schema), "max_whitespace_cnt": MOST_SPACE}
 
 
 def _constant(text: str) -> dict[str, str]:

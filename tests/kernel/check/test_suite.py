@@ -14,6 +14,7 @@ from headrace.kernel.check import against_oracle
 from headrace.kernel.check.against_model import ModelBench, noise_ratio, parting_ratio
 from headrace.kernel.check.against_oracle import BOUND, COMPARED, MARGIN, Bench
 from headrace.kernel.check.kernels import MakeKernel, Rows, Tokens
+from headrace.kernel.check.sampling import KINDS, wrong_draws
 from headrace.kernel.check.suite import Planned, Suite, verdict
 from headrace.kernel.check.verdict import Check, failed
 from headrace.model.synthetic import synthetic_model
@@ -64,6 +65,13 @@ def test_wrong_tokens_fail() -> None:
     assert parting_ratio(model_bench(kernel(shift=1)), launches=1, steps=3) > 1
 
 
+def test_draws_are_the_references_or_counted() -> None:
+    assert wrong_draws(bench(kernel())) == 0
+    assert wrong_draws(bench(kernel(shift=1))) == 3 * len(KINDS)  # every token of the three rows
+    logits = wrong_draws(bench(kernel(spoil=scaled(Buffer.LOGITS, 3.0))))
+    assert 0 < logits < 3 * len(KINDS)  # drawn from others than those that were left
+
+
 def test_a_launch_that_ends_too_early_fails() -> None:
     class Short(OracleKernel):
         def launch(self, rows: Rows, steps: int) -> Iterator[Tokens]:
@@ -111,7 +119,7 @@ def small(make: MakeKernel) -> list[Planned]:
 def test_the_suite_is_green_for_a_right_kernel_and_red_for_a_wrong_one() -> None:
     green = [planned.run() for planned in small(kernel())]
     assert all(check.passed for check in green), [str(check) for check in green]
-    assert len(green) == 6
+    assert len(green) == 7
     red = [planned.run() for planned in small(every_other_kernel(scaled(Buffer.LOGITS, 1.05)))]
     assert [check.passed for check in red].count(False) >= 3  # every second kernel is right
 

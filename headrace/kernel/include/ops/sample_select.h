@@ -24,8 +24,8 @@ __device__ __forceinline__ void add_to_bins(unsigned long long* bins, int lane, 
   uint32_t pending = __ballot_sync(~0u, amount != 0);
 #pragma unroll 1
   for (int turn = 0; pending && turn < TURNS; turn++) {
-    const int leader = __ffs(pending) - 1;
-    const bool same = amount != 0 && digit == __shfl_sync(~0u, digit, leader);
+    const int leader = __ffs(pending) - 1, its_digit = __shfl_sync(~0u, digit, leader);
+    const bool same = amount != 0 && digit == its_digit;
     const uint32_t low = same ? static_cast<uint32_t>(amount) & ((1u << PART_BITS) - 1) : 0;
     const uint32_t high = same ? static_cast<uint32_t>(amount >> PART_BITS) : 0;
     const uint64_t sum =

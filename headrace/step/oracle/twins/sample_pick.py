@@ -11,7 +11,7 @@ import torch
 from headrace.model import philox
 from headrace.model.sampler import NO_TOKEN
 from headrace.step.buffers import CANDIDATE
-from headrace.step.isa import TOP_LOGPROBS, Buffer, Field, Flag
+from headrace.step.isa import Buffer, Field, Flag
 from headrace.step.oracle.core import Task
 from headrace.step.oracle.rows import RowState
 from headrace.step.oracle.selection import Selection
@@ -41,7 +41,7 @@ def sample_pick(task: Task) -> None:
             record["value"], record["token"] = value, selection.ids[place]
             record["raw"] = selection.raw[place]
         if state.row.params.logprobs is not None:
-            order = np.argsort(-selection.raw, kind="stable")[:TOP_LOGPROBS]
+            order = np.argsort(-selection.raw, kind="stable")[: state.row.params.logprobs]
             record["top"]["raw"][0, : len(order)] = selection.raw[order]
             record["top"]["token"][0, : len(order)] = selection.ids[order]
         task.write(Buffer.CANDIDATES, (task[Field.SHARE], row), record.view(np.int32))

@@ -1,0 +1,104 @@
+// What an SM did when, in a variant that records it; in all others nothing of this is left.
+//
+// Three threads of an SM write a line for each of their tasks: the loader's, the consumers' first, and the publisher's
+// (a line for each signal). Times are cycles of the SM's own clock; two anchors, at the launch's beginning and end, tell
+// the host how they go with nanoseconds that all SMs share. headrace/kernel/records.py describes lines and anchors,
+// headrace/kernel/trace.py reads them.
+#pragma once
+
+#include "state.h"
+
+namespace trace {
+
+enum Lane : int { LOADER = 0, CONSUMERS = 1, PUBLISHER = 2, LANES = 3, NO_LANE = -1 };
+
+// What a wait is added to. INPUTS: counters; PAGES: the ring; OTHER: messages' slots, or the loader's cap.
+enum class Sum { INPUTS, PAGES, OTHER, NONE };
+
+// Whose line this thread writes, if any.
+__device__ __forceinline__ int lane() {
+  if (threadIdx.x == 0) return CONSUMERS;
+  if (threadIdx.x == LOADER_WARP * isa::WARP) return LOADER;
+  return threadIdx.x == PUBLISHER_WARP * isa::WARP ? PUBLISHER : NO_LANE;
+}
+
+// For one thread, before any of the three begins.
+template <typename S>
+__device__ __forceinline__ void prepare(S& s) {
+  if constexpr (variant::TRACE) {
+    s.trace.signals = 0;
+    for (auto& line : s.trace.line) line.ready = ptx::cycles();
+  }
+}
+
+// This thread is done with what came before.
+template <typename S>
+__device__ __forceinline__ void ready(S& s) {
+  if constexpr (variant::TRACE) {
+    if (lane() != NO_LANE) s.trace.line[lane()].ready = ptx::cycles();
+  }
+}
+
+// It has a task: its number in the list, or the publisher's counter.
+template <typename S>
+__device__ __forceinline__ void begin(S& s, uint32_t step, uint32_t task) {
+  if constexpr (variant::TRACE) {
+    if (lane() == NO_LANE) return;
+    variant::TraceLine& line = s.trace.line[lane()];
+    line.taken = line.seen = ptx::cycles();
+    line.inputs = line.pages = line.other = 0;
+    line.step = step;
+    line.task = task;
+  }
+}
+
+// It is done with the task.
+template <typename S>
+__device__ __forceinline__ void end(S& s, const Params& p) {
+  if constexpr (variant::TRACE) {
+    if (lane() == NO_LANE) return;
+    variant::TraceLine& line = s.trace.line[lane()];
+    line.end = ptx::cycles();
+    const uint32_t index = lane() == PUBLISHER ? s.trace.signals++ : line.step * sizes::TASKS + line.task;
+    auto* lines = reinterpret_cast<variant::TraceLine*>(p.trace + sizes::SMS * 2 * sizeof(variant::TraceAnchor));
+    uint32_t block = blockIdx.x;
+    ptx::forget(block);  // or the address is worked out once, and kept in registers all the time
+    lines[(block * LANES + lane()) * p.steps * sizes::TASKS + index] = line;
+  }
+}
+
+// For thread 0, at the beginning (0) and at the end (1) of its life.
+template <typename P>
+__device__ __forceinline__ void anchor(const P& p, int which) {
+  if constexpr (variant::TRACE) {
+    if (threadIdx.x != 0) return;
+    const uint64_t before = ptx::nanoseconds();
+    uint64_t now;
+    do {  // the timer moves in jumps: only right after one it tells the time
+      now = ptx::nanoseconds();
+    } while (now == before);
+    reinterpret_cast<variant::TraceAnchor*>(p.trace)[blockIdx.x * 2 + which] = {now, ptx::cycles(), 0};
+  }
+}
+
+// A wait, as long as this lives. The sum has less at the beginning and more at the end, so no register is kept.
+template <typename S>
+struct Waiting {
+  S& s;
+  Sum sum;
+
+  __device__ __forceinline__ Waiting(S& s, Sum sum) : s(s), sum(sum) { note(false); }
+  __device__ __forceinline__ ~Waiting() { note(true); }
+
+  __device__ __forceinline__ void note(bool over) const {
+    if constexpr (variant::TRACE) {
+      if (sum == Sum::NONE || lane() == NO_LANE) return;
+      variant::TraceLine& line = s.trace.line[lane()];
+      const uint32_t now = ptx::cycles();
+      (sum == Sum::INPUTS ? line.inputs : sum == Sum::PAGES ? line.pages : line.other) += over ? now : -now;
+      if (over && sum == Sum::INPUTS) line.seen = now;
+    }
+  }
+};
+
+}  // namespace trace

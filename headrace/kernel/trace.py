@@ -1,0 +1,191 @@
+"""What a launch recorded of its SMs: lines of their own clocks, brought onto one time.
+
+The kernel writes them where it is compiled to do so (`variant_of(plan, trace=True)`); include/trace.h says
+which thread writes what, and `records` how.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.kernel.records import TRACE_ANCHOR, TRACE_LANES, TRACE_LINE
+from headrace.step.isa import Field
+from headrace.step.plan import Plan
+
+Times = npt.NDArray[np.float64]
+_HALF = 1 << 31  # cycles: a launch takes far less, so that a difference has a sign
+_MOMENTS = ("ready", "taken", "seen", "end")
+_SUMS = ("inputs", "pages", "other")
+
+
+class Lane(IntEnum):
+    """Whose lines; as in trace.h."""
+
+    LOADER = 0
+    CONSUMERS = 1
+    PUBLISHER = 2
+
+
+class TraceError(RuntimeError):
+    """A launch that did not record itself to its end."""
+
+
+@dataclass(frozen=True)
+class Tasks:
+    """Of the loaders or of the consumers: every field is [SMs, steps, tasks], NaN where there was no task.
+
+    Moments are microseconds since the launch's first, sums microseconds. `computing` is what is left of a
+    task without its waits; `queue` how long there was no task to take up.
+    """
+
+    ready: Times
+    taken: Times
+    seen: Times
+    end: Times
+    inputs: Times
+    pages: Times
+    other: Times
+
+    @property
+    def queue(self) -> Times:
+        return self.taken - self.ready
+
+    @property
+    def computing(self) -> Times:
+        return self.end - self.taken - self.inputs - self.pages - self.other
+
+
+@dataclass(frozen=True)
+class Signals:
+    """One entry for every signal: which SM gave it, to which counter, in which step, from when to when."""
+
+    sm: npt.NDArray[np.int64]
+    counter: npt.NDArray[np.int64]
+    step: npt.NDArray[np.int64]
+    taken: Times
+    end: Times
+
+
+@dataclass(frozen=True)
+class Trace:
+    """One launch of `plan`."""
+
+    plan: Plan
+    steps: int
+    loaders: Tasks
+    consumers: Tasks
+    signals: Signals
+
+    @cached_property
+    def ends(self) -> Times:
+        """When each step's last task ended, on any SM: [steps], microseconds."""
+        return np.asarray(np.nanmax(self.consumers.end, axis=(0, 2)))
+
+    @property
+    def whole(self) -> range:
+        """The steps that are typical: not the first, which begins with empty rings, if there are others."""
+        return range(min(1, self.steps - 1), self.steps)
+
+    @property
+    def step_time(self) -> float:
+        """Microseconds of a whole step, on average."""
+        if self.steps == 1:
+            return float(self.ends[0] - np.nanmin(self.consumers.ready))
+        return float(self.ends[-1] - self.ends[0]) / (self.steps - 1)
+
+
+def trace_bytes(plan: Plan, steps: int) -> int:
+    """What a launch of so many steps writes at most."""
+    lines = plan.sizes.sms * TRACE_LANES * _lines(plan, steps)
+    return _anchors(plan) + lines * TRACE_LINE.itemsize
+
+
+def read_trace(plan: Plan, steps: int, memory: npt.NDArray[np.uint8]) -> Trace:
+    """Make sense of the `memory` that a launch of `steps` steps wrote to, which held zeros before.
+
+    Raises TraceError if it did not come to its end.
+    """
+    sms, tasks = plan.sizes.sms, plan.descriptors.shape[1]
+    anchors = memory[: _anchors(plan)].view(TRACE_ANCHOR).reshape(sms, 2)
+    if not anchors["nanoseconds"].all():
+        raise TraceError("the launch did not come to its end, so there is no trace of it")
+    used = memory[_anchors(plan) : trace_bytes(plan, steps)]
+    lines = used.view(TRACE_LINE).reshape(sms, TRACE_LANES, steps, tasks)
+    clock = _Clock(anchors)
+    made = int((lines[:, Lane.CONSUMERS]["end"] != 0).any(axis=(0, 2)).sum())
+    loaders, consumers = (_tasks(lines[:, lane, :made], clock) for lane in (Lane.LOADER, Lane.CONSUMERS))
+    signals = _signals(plan, lines[:, Lane.PUBLISHER].reshape(sms, -1), clock)
+    return Trace(plan, made, loaders, consumers, signals)
+
+
+def _anchors(plan: Plan) -> int:
+    return plan.sizes.sms * 2 * TRACE_ANCHOR.itemsize
+
+
+def _lines(plan: Plan, steps: int) -> int:
+    """Of one lane of an SM."""
+    return steps * int(plan.descriptors.shape[1])
+
+
+class _Clock:
+    """From every SM's cycles to microseconds that all share."""
+
+    def __init__(self, anchors: npt.NDArray[np.void]) -> None:
+        first, last = anchors[:, 0], anchors[:, 1]
+        elapsed = (last["cycles"] - first["cycles"]).astype(np.float64)  # modulo 2^32
+        self.rate = (last["nanoseconds"] - first["nanoseconds"]).astype(np.float64) / elapsed / 1e3
+        origin = first["nanoseconds"].min()
+        self._cycles = first["cycles"]
+        self._begin = (first["nanoseconds"] - origin).astype(np.float64) / 1e3
+
+    def moments(self, cycles: npt.NDArray[np.uint32]) -> Times:
+        """Of [SMs, ...] clock readings."""
+        since = (cycles - _spread(self._cycles, cycles) + np.uint32(_HALF)).astype(np.int64) - _HALF
+        return np.asarray(_spread(self._begin, cycles) + since * _spread(self.rate, cycles))
+
+    def spans(self, cycles: npt.NDArray[np.uint32]) -> Times:
+        """Of [SMs, ...] differences."""
+        return np.asarray(cycles * _spread(self.rate, cycles))
+
+
+def _spread(values: npt.NDArray[Any], like: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """One value an SM, in as many dimensions as `like` has."""
+    return values.reshape(-1, *[1] * (like.ndim - 1))
+
+
+def _tasks(lines: npt.NDArray[np.void], clock: _Clock) -> Tasks:
+    missing = lines["end"] == 0
+    fields = {name: clock.moments(lines[name]) for name in _MOMENTS}
+    fields |= {name: clock.spans(lines[name]) for name in _SUMS}
+    for values in fields.values():
+        values[missing] = np.nan
+    return Tasks(**fields)
+
+
+def _signals(plan: Plan, lines: npt.NDArray[np.void], clock: _Clock) -> Signals:
+    """An SM signals a counter equally often in every step, in order: so its lines tell their step."""
+    sm, place = np.nonzero(lines["end"])
+    counter = lines["task"][sm, place].astype(np.int64)
+    per_step = signals_a_step(plan)
+    seen: dict[tuple[int, int], int] = {}
+    step = np.zeros(len(sm), dtype=np.int64)
+    for index, key in enumerate(zip(sm.tolist(), counter.tolist(), strict=True)):
+        step[index] = seen.get(key, 0) // max(int(per_step[key]), 1)
+        seen[key] = seen.get(key, 0) + 1
+    taken, end = (clock.moments(lines[name])[sm, place] for name in ("taken", "end"))
+    return Signals(sm, counter, step, taken, end)
+
+
+def signals_a_step(plan: Plan) -> npt.NDArray[np.int64]:
+    """How often each SM signals each counter in a step: [SMs, counters]."""
+    given = np.zeros((plan.sizes.sms, len(plan.counters)), dtype=np.int64)
+    counters = plan.descriptors[..., Field.SIGNAL_COUNTER]
+    np.add.at(given, (np.arange(plan.sizes.sms)[:, None], counters), 1)
+    given[:, 0] = 0  # no counter
+    return given

@@ -1,0 +1,74 @@
+"""A launch as its trace would have it, made up: what is put in is what must come out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.kernel.records import TRACE_ANCHOR, TRACE_LANES, TRACE_LINE
+from headrace.kernel.trace import Lane, trace_bytes
+from headrace.step.isa import Field
+from headrace.step.plan import Plan
+
+GIGAHERTZ = 1.5  # of every SM's clock
+
+
+class Recording:
+    """The memory that a launch wrote, line by line, in microseconds. No two SMs' clocks agree."""
+
+    def __init__(self, plan: Plan, steps: int, *, length: float = 1000.0) -> None:
+        self.plan, self.steps = plan, steps
+        sms, self.tasks = plan.sizes.sms, plan.descriptors.shape[1]
+        self.memory = np.zeros(trace_bytes(plan, steps), dtype=np.uint8)
+        anchors = self.memory[: sms * 2 * TRACE_ANCHOR.itemsize].view(TRACE_ANCHOR).reshape(sms, 2)
+        self.lines = (
+            self.memory[anchors.nbytes :].view(TRACE_LINE).reshape(sms, TRACE_LANES, steps * self.tasks)
+        )
+        self.signals = [0] * sms
+        # Clocks that are anywhere, SM 1's about to overflow.
+        self.clocks = [(2**32 - 1000 if sm == 1 else 12345 * sm) for sm in range(sms)]
+        for sm in range(sms):
+            for which, at in enumerate((0.0, length)):
+                anchors[sm, which] = (int(5e9 + at * 1e3), self.cycles(sm, at), 0)
+
+    def cycles(self, sm: int, microseconds: float) -> int:
+        """The SM's clock at a moment."""
+        return (self.clocks[sm] + round(microseconds * 1e3 * GIGAHERTZ)) % 2**32
+
+    def task(
+        self,
+        lane: Lane,
+        sm: int,
+        step: int,
+        task: int,
+        moments: Sequence[float],
+        sums: Sequence[float] = (0, 0, 0),
+    ) -> None:
+        """One line of the loader or the consumers: ready, taken, seen, end; inputs, pages, other."""
+        clocks = [self.cycles(sm, moment) for moment in moments]
+        spans = [round(span * 1e3 * GIGAHERTZ) for span in sums]
+        self.lines[sm, lane, step * self.tasks + task] = (*clocks, *spans, step, task)
+
+    def signal(self, sm: int, counter: int, taken: float, end: float) -> None:
+        """The publisher's next line."""
+        line = self.lines[sm, Lane.PUBLISHER, self.signals[sm]]
+        line["taken"], line["end"], line["task"] = self.cycles(sm, taken), self.cycles(sm, end), counter
+        self.signals[sm] += 1
+
+
+def everything(plan: Plan, steps: int) -> npt.NDArray[np.uint8]:
+    """A launch whose tasks take 1 us each: 0.25 waiting for inputs, 0.125 for pages; one by one."""
+    recording = Recording(plan, steps, length=2.0 * steps * plan.descriptors.shape[1])
+    for sm in range(plan.sizes.sms):
+        now = 1.0
+        for step in range(steps):
+            for task, words in enumerate(plan.tasks(sm)):
+                moments = (now, now + 0.1, now + 0.35, now + 1.0)
+                recording.task(Lane.CONSUMERS, sm, step, task, moments, (0.25, 0.125, 0))
+                recording.task(Lane.LOADER, sm, step, task, (now - 1, now - 0.9, now - 0.9, now - 0.5))
+                if counter := int(words[Field.SIGNAL_COUNTER]):
+                    recording.signal(sm, counter, now + 1.0, now + 1.1)
+                now += 1.0
+    return recording.memory
