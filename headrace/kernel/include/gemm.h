@@ -63,6 +63,22 @@ __device__ __forceinline__ void load_activations(const Consumer& c, const uint8_
   }
 }
 
+// Those of blocks [first, first + count), from shared memory where block `first` begins.
+template <int K>
+__device__ __forceinline__ void take_activations(const Consumer& c, const uint8_t* from, int first, int count, Activations<K>& a) {
+  using C = Columns<K>;
+  const int row = c.lane() >> 2, quarter = c.lane() & 3;
+#pragma unroll
+  for (int j = 0; j < C::PAGES * C::OWN; j++) {
+    const int i = j % C::OWN, block = j / C::OWN * C::PER_PAGE + i * TILE_WARPS + c.part() - first;
+    if (block < 0 || block >= count) continue;
+    const uint4* at = reinterpret_cast<const uint4*>(from + ((block * 4 + quarter) * ROWS + row) * 16);
+    const bool there = has_block<K>(c, i);
+    a.low[j] = there && (ROWS >= 8 || row < ROWS) ? at[0] : make_uint4(0, 0, 0, 0);
+    if (WIDE) a.high[j] = there ? at[8] : make_uint4(0, 0, 0, 0);
+  }
+}
+
 // Fetched activations in the order in which they are multiplied.
 template <int K>
 __device__ __forceinline__ void arrange(const Activations<K>& fetched, Activations<K>& a) {

@@ -1,117 +1,158 @@
-// norm(X): activations through a layer's norm on their way into registers, float32 inside, rounded once.
+// norm(X): every SM puts the activations of all rows through a layer's norm, float32 inside, rounded once, and has each
+// warp take its columns of the result into registers.
+//
+// The consumers share the work: a row is cut into eight segments, and where there are fewer rows than warps, several
+// warps share a row's segments. A lane has groups of eight columns, one in each segment. A row's mean and squares are put
+// together over the segments of a lane, in order, and then over the lanes, so that they do not depend on who had which.
+// The result passes through shared memory, in as many parts as it takes for one to fit.
 #pragma once
 
 #include "gemm.h"
 
-// The mean of some elements and the sum of squares around it, by Chan's rule for putting two such sets together: one
-// pass, and no difference of large numbers.
+// The mean of some elements and the sum of squares around it, by Chan's rule for putting two such sets together: no
+// difference of large numbers. A norm that does not subtract the mean keeps it at 0.
 struct Spread {
-  float mean, squares;
+  float count, mean, squares;
 };
 
-// Of a set of `count` and one of `other_count` elements; a norm that does not subtract the mean keeps it at 0.
-__device__ __forceinline__ Spread joined(Spread a, float count, Spread b, float other_count) {
-  if (!sizes::NORM_SUBTRACTS_MEAN) return {0, a.squares + b.squares};
-  const float away = b.mean - a.mean, share = other_count / fmaxf(count + other_count, 1);
-  return {a.mean + away * share, a.squares + b.squares + away * away * count * share};
+__device__ __forceinline__ Spread joined(Spread a, Spread b) {
+  const float count = a.count + b.count;
+  if (!sizes::NORM_SUBTRACTS_MEAN) return {count, 0, a.squares + b.squares};
+  const float away = b.mean - a.mean, share = __fdividef(b.count, fmaxf(count, 1));
+  return {count, a.mean + away * share, a.squares + b.squares + away * away * a.count * share};
 }
 
-template <typename Visit>
-__device__ __forceinline__ void each_element(const uint4& word, Visit visit) {
-  const uint32_t words[4] = {word.x, word.y, word.z, word.w};
+struct Eight {
+  float x[8];
+
+  __device__ __forceinline__ explicit Eight(const uint4& word) {
+    const uint32_t words[4] = {word.x, word.y, word.z, word.w};
 #pragma unroll
-  for (int j = 0; j < 4; j++) {
-    visit(2 * j, ptx::low_half(words[j]));
-    visit(2 * j + 1, ptx::high_half(words[j]));
+    for (int j = 0; j < 4; j++) x[2 * j] = ptx::low_half(words[j]), x[2 * j + 1] = ptx::high_half(words[j]);
   }
-}
 
-// Elements of a row in the warp's even (0) or odd (1) blocks; where there are eight warps, in all of them (0).
-template <int K>
-__device__ __forceinline__ int elements_of(int warp_part, int odd) {
-  using C = Columns<K>;
-  if (WIDE && odd) return 0;
-  int blocks = 0;
+  __device__ __forceinline__ float sum() const { return ((x[0] + x[1]) + (x[2] + x[3])) + ((x[4] + x[5]) + (x[6] + x[7])); }
+
+  __device__ __forceinline__ Spread spread() const {
+    const float mean = sizes::NORM_SUBTRACTS_MEAN ? sum() / 8 : 0;
+    float squares = 0;
 #pragma unroll
-  for (int i = 0; i < C::OWN; i++)
-    if ((WIDE || (i & 1) == odd) && (C::EVEN || i * TILE_WARPS + warp_part < C::PER_PAGE)) blocks++;
-  return blocks * C::PAGES * isa::K_BLOCK;
-}
-
-// Call `visit` for every element of a row that this lane holds in one kind of blocks.
-template <int K, typename Visit>
-__device__ __forceinline__ void each_of(const Consumer& c, const uint4 (&words)[Columns<K>::PAGES * Columns<K>::OWN], int odd,
-                                        Visit visit) {
-  using C = Columns<K>;
-#pragma unroll
-  for (int j = 0; j < C::PAGES * C::OWN; j++)
-    if ((WIDE || (j % C::OWN & 1) == odd) && has_block<K>(c, j % C::OWN)) each_element(words[j], visit);
-}
-
-// Of one kind of blocks: the lane's own elements, then those of its three neighbours too.
-template <int K>
-__device__ __forceinline__ Spread spread_of_warp(const Consumer& c, const uint4 (&words)[Columns<K>::PAGES * Columns<K>::OWN], int odd) {
-  const float count = elements_of<K>(c.part(), odd) / 4.0f;
-  Spread own{0, 0};
-  if (sizes::NORM_SUBTRACTS_MEAN) {
-    each_of<K>(c, words, odd, [&](int, float x) { own.mean += x; });
-    own.mean /= fmaxf(count, 1);
+    for (int j = 0; j < 8; j++) squares += (x[j] - mean) * (x[j] - mean);
+    return {8, mean, squares};
   }
-  each_of<K>(c, words, odd, [&](int, float x) { own.squares += (x - own.mean) * (x - own.mean); });
+};
+
+// How the consumers share K columns of all rows.
+template <int K>
+struct NormShares {
+  static constexpr int SEGMENTS = 8, GROUPS = K / 8;                // groups of eight columns, of a row
+  static constexpr int SPAN = (GROUPS + SEGMENTS - 1) / SEGMENTS;   // groups in a segment
+  static constexpr int EACH = (SPAN + isa::WARP - 1) / isa::WARP;   // of a lane, in a segment
+  static constexpr int WARPS = ROWS < CONSUMER_WARPS ? CONSUMER_WARPS / ROWS : 1;  // that share a row
+  static constexpr int OWN_ROWS = ROWS > CONSUMER_WARPS ? ROWS / CONSUMER_WARPS : 1;
+  static constexpr int OWN_SEGMENTS = SEGMENTS / WARPS;
+  // Parts of the result that fit into Shared::sums, each of whole blocks.
+  static constexpr int BLOCKS = K / isa::K_BLOCK, BLOCK_BYTES = isa::K_BLOCK * ROWS * 2;
+  static constexpr int PART_BLOCKS = static_cast<int>(sizeof(Shared::sums)) / BLOCK_BYTES < BLOCKS
+                                         ? static_cast<int>(sizeof(Shared::sums)) / BLOCK_BYTES
+                                         : BLOCKS;
+  static constexpr int PARTS = (BLOCKS + PART_BLOCKS - 1) / PART_BLOCKS;
+
+  // Group n of a lane in a segment, or -1.
+  static __device__ __forceinline__ int group(int segment, int n, int lane) {
+    const int within = n * isa::WARP + lane, group = segment * SPAN + within;
+    return (SPAN % isa::WARP == 0 || within < SPAN) && (GROUPS % SPAN == 0 || group < GROUPS) ? group : -1;
+  }
+};
+
+// A consumer's own elements of X.
+template <int K>
+struct OwnElements {
+  using S = NormShares<K>;
+  uint4 word[S::OWN_ROWS][S::OWN_SEGMENTS][S::EACH];
+
+  static __device__ __forceinline__ int row(const Consumer& c, int r) { return c.warp() / S::WARPS * S::OWN_ROWS + r; }
+  static __device__ __forceinline__ int segment(const Consumer& c, int n) { return c.warp() % S::WARPS * S::OWN_SEGMENTS + n; }
+
+  // Call `visit(r, group, word)` for each word of own row r that there is. Rows come in pairs that lie side by side.
+  template <typename Visit>
+  __device__ __forceinline__ void each(const Consumer& c, Visit visit) {
 #pragma unroll
-  for (int mask = 1; mask <= 2; mask <<= 1)
-    own = joined(own, count * mask, {__shfl_xor_sync(~0u, own.mean, mask), __shfl_xor_sync(~0u, own.squares, mask)}, count * mask);
-  return own;
+    for (int n = 0; n < S::OWN_SEGMENTS; n++)
+#pragma unroll
+      for (int i = 0; i < S::EACH; i++) {
+        const int group = S::group(segment(c, n), i, c.lane());
+#pragma unroll
+        for (int r = 0; r < S::OWN_ROWS; r++)
+          if (group >= 0) visit(r, group, word[r][n][i]);
+      }
+  }
+
+  // Of own row r: this lane's elements in all segments, in order.
+  __device__ __forceinline__ Spread spread(Consumer& c, int r) {
+    Spread all{0, 0, 0};
+#pragma unroll
+    for (int n = 0; n < S::OWN_SEGMENTS; n++) {
+      const Spread own = of_segment(c, r, n);
+      all = n ? joined(all, own) : own;
+    }
+    return all;
+  }
+
+  __device__ __forceinline__ Spread of_segment(Consumer& c, int r, int n) {
+    Spread all{0, 0, 0};
+#pragma unroll
+    for (int i = 0; i < S::EACH; i++)
+      if (S::group(segment(c, n), i, c.lane()) >= 0) {
+        const Spread own = Eight(word[r][n][i]).spread();
+        all = i ? joined(all, own) : own;
+      }
+    return all;
+  }
+};
+
+// Where warps share a row: put this lane's segments together with those of the same lane in the other warps.
+template <int K>
+__device__ __forceinline__ Spread spread_of_lanes(Consumer& c, OwnElements<K>& own) {
+  using S = NormShares<K>;
+  static_assert(CONSUMERS * S::OWN_SEGMENTS * sizeof(float2) <= sizeof(Shared::sums), "no room for what lanes know of a row");
+  float2* told = reinterpret_cast<float2*>(&c.s.sums[0][0][0][0]);
+  const int row = OwnElements<K>::row(c, 0);
+#pragma unroll
+  for (int n = 0; n < S::OWN_SEGMENTS; n++) {
+    const Spread part = own.of_segment(c, 0, n);
+    told[(row * S::SEGMENTS + own.segment(c, n)) * isa::WARP + c.lane()] = make_float2(part.mean, part.squares);
+  }
+  c.meet_all();
+  Spread all{0, 0, 0};
+#pragma unroll
+  for (int segment = 0; segment < S::SEGMENTS; segment++) {
+    const float2 part = told[(row * S::SEGMENTS + segment) * isa::WARP + c.lane()];
+    float count = 0;
+#pragma unroll
+    for (int i = 0; i < S::EACH; i++) count += S::group(segment, i, c.lane()) >= 0 ? 8 : 0;
+    all = segment ? joined(all, {count, part.x, part.y}) : Spread{count, part.x, part.y};
+  }
+  c.meet_all();  // before the same memory takes the result
+  return all;
 }
 
-// Leave what this warp knows of its rows for the others.
+// The mean and the scale of own row r, in every lane.
 template <int K>
-__device__ __forceinline__ void tell_spread(Consumer& c, const uint4 (&words)[Columns<K>::PAGES * Columns<K>::OWN], int row_half) {
-  const int row = (c.lane() >> 2) + 8 * row_half;
+__device__ __forceinline__ float2 mean_and_scale(Spread all) {
 #pragma unroll
-  for (int odd = 0; odd < (WIDE ? 1 : 2); odd++) {
-    const Spread own = spread_of_warp<K>(c, words, odd);
-    if ((c.lane() & 3) == 0) c.s.norm_parts[c.warp()][odd][row] = make_float2(own.mean, own.squares);
-  }
+  for (int mask = 1; mask < isa::WARP; mask <<= 1)
+    all = joined(all, {__shfl_xor_sync(~0u, all.count, mask), __shfl_xor_sync(~0u, all.mean, mask), __shfl_xor_sync(~0u, all.squares, mask)});
+  return make_float2(all.mean, rsqrtf(all.squares * (1.0f / K) + sizes::NORM_EPS));
 }
 
-// The whole row's, in the order of gemm.h.
-template <int K>
-__device__ __forceinline__ Spread spread_of_row(const Consumer& c, int row_half) {
-  const int row = (c.lane() >> 2) + 8 * row_half, first = c.warp() - c.part();
-  Spread q[4];
-  float count[4];
+__device__ __forceinline__ uint4 normalized(const uint4& word, const float* weights, float2 row) {
+  const float4 first = __ldg(reinterpret_cast<const float4*>(weights)), second = __ldg(reinterpret_cast<const float4*>(weights) + 1);
+  const float w[8] = {first.x, first.y, first.z, first.w, second.x, second.y, second.z, second.w};
+  Eight e(word);
 #pragma unroll
-  for (int w = 0; w < 4; w++) {
-    const float2 a = c.s.norm_parts[first + w][0][row];
-    const float2 b = WIDE ? c.s.norm_parts[(w + 4) % CONSUMER_WARPS][0][row] : c.s.norm_parts[first + w][WIDE ? 0 : 1][row];
-    const float more = elements_of<K>(WIDE ? w + 4 : w, WIDE ? 0 : 1);
-    count[w] = elements_of<K>(w, 0);
-    q[w] = joined({a.x, a.y}, count[w], {b.x, b.y}, more);
-    count[w] += more;
-  }
-  const Spread low = joined(q[0], count[0], q[1], count[1]), high = joined(q[2], count[2], q[3], count[3]);
-  return joined(low, count[0] + count[1], high, count[2] + count[3]);
-}
-
-// Normalise the rows of one half that a lane holds, and arrange them for multiplication.
-template <int K>
-__device__ __forceinline__ void normalize_rows(Consumer& c, uint4 (&words)[Columns<K>::PAGES * Columns<K>::OWN],
-                                               const float* weights, int row_half) {
-  using C = Columns<K>;
-  const Spread spread = spread_of_row<K>(c, row_half);
-  const float mean = spread.mean, scale = rsqrtf(spread.squares * (1.0f / K) + sizes::NORM_EPS);
-#pragma unroll
-  for (int j = 0; j < C::PAGES * C::OWN; j++) {
-    const int i = j % C::OWN, block = j / C::OWN * C::PER_PAGE + i * TILE_WARPS + c.part();
-    if (!has_block<K>(c, i)) continue;
-    const float4* at = reinterpret_cast<const float4*>(weights + block * isa::K_BLOCK + (c.lane() & 3) * 8);
-    const float4 first = __ldg(at), second = __ldg(at + 1);
-    const float w[8] = {first.x, first.y, first.z, first.w, second.x, second.y, second.z, second.w};
-    float y[8];
-    each_element(words[j], [&](int n, float x) { y[n] = (x - mean) * scale * w[n]; });
-    words[j] = make_uint4(ptx::pack(y[0], y[1]), ptx::pack(y[4], y[5]), ptx::pack(y[2], y[3]), ptx::pack(y[6], y[7]));
-  }
+  for (int j = 0; j < 8; j++) e.x[j] = (e.x[j] - row.x) * row.y * w[j];
+  return make_uint4(ptx::pack(e.x[0], e.x[1]), ptx::pack(e.x[2], e.x[3]), ptx::pack(e.x[4], e.x[5]), ptx::pack(e.x[6], e.x[7]));
 }
 
 __device__ __forceinline__ const float* norm_weights(const Consumer& c, int norm) {
@@ -123,13 +164,35 @@ __device__ __forceinline__ void fetch_norm(const Consumer& c, int norm) {
   for (int n = c.thread * 32; n < sizes::HIDDEN; n += CONSUMERS * 32) ptx::fetch(norm_weights(c, norm) + n);
 }
 
-// norm(X) of all rows. The array of parts is used again only after the start of another task, where all meet.
+// norm(X) of all rows. For all consumers.
 template <int K>
 __device__ __forceinline__ void load_normalized(Consumer& c, int norm, Activations<K>& a) {
-  load_activations<K>(c, buffer_at(c.p, static_cast<int32_t>(isa::Buffer::X)), a);
-  tell_spread<K>(c, a.low, 0);
-  if constexpr (WIDE) tell_spread<K>(c, a.high, 1);
-  c.meet_tile();
-  normalize_rows<K>(c, a.low, norm_weights(c, norm), 0);
-  if constexpr (WIDE) normalize_rows<K>(c, a.high, norm_weights(c, norm), 1);
+  using S = NormShares<K>;
+  const uint8_t* x = buffer_at(c.p, static_cast<int32_t>(isa::Buffer::X));
+  OwnElements<K> own;
+  const int row = own.row(c, 0);
+  own.each(c, [&](int r, int group, uint4& word) { word = ptx::load_shared_data(x + (group * ROWS + row + r) * 16); });
+  float2 rows[S::OWN_ROWS];
+  if constexpr (S::WARPS > 1) {
+    rows[0] = mean_and_scale<K>(spread_of_lanes<K>(c, own));
+  } else {
+#pragma unroll
+    for (int r = 0; r < S::OWN_ROWS; r++) rows[r] = mean_and_scale<K>(own.spread(c, r));
+  }
+  const float* weights = norm_weights(c, norm);
+  own.each(c, [&](int r, int group, uint4& word) { word = normalized(word, weights + group * 8, rows[r]); });
+  uint8_t* staging = reinterpret_cast<uint8_t*>(&c.s.sums[0][0][0][0]);
+#pragma unroll
+  for (int part = 0; part < S::PARTS; part++) {
+    const int first = part * S::PART_BLOCKS;
+    own.each(c, [&](int r, int group, uint4& word) {
+      const int block = group / 4 - first;
+      if (block >= 0 && block < S::PART_BLOCKS)
+        *reinterpret_cast<uint4*>(staging + ((block * 4 + group % 4) * ROWS + row + r) * 16) = word;
+    });
+    c.meet_all();
+    take_activations<K>(c, staging, first, S::PART_BLOCKS, a);
+    c.meet_all();  // before the next part, or sums, take its place
+  }
+  arrange<K>(a, a);
 }

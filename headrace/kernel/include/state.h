@@ -132,7 +132,6 @@ struct Shared {
   // ATTENTION keeps outputs there that are to be added up.
   alignas(16) float sums[2][CONSUMER_WARPS][WIDE ? 4 : 2][64];
   float residual[variant::RESIDUAL_TILES][ROWS][isa::TILE_ROWS];  // owned tiles, for the whole step
-  float2 norm_parts[CONSUMER_WARPS][WIDE ? 1 : 2][WIDE ? 16 : 8];            // mean, and squares around it
   float attention_max[2][2][4][8], attention_sum[2][2][4][8];  // of a group's items in turn
   alignas(16) TaskSlot tasks[isa::TASK_SLOTS];
   Message messages[MESSAGES];
