@@ -72,11 +72,11 @@ __device__ __forceinline__ bool load_task(Loader& l, const int32_t* words) {
   Shared& s = l.s;
   const uint32_t slot = s.filler.handed % isa::TASK_SLOTS, lap = s.filler.handed / isa::TASK_SLOTS;
   bool going = true;
-  trace::ready(s);
+  trace::ready(s, trace::LOADER);
   if (l.lane == 0)
     going = wait_barrier_or_end(s, l.p, &s.task_empty[slot], (lap & 1) ^ 1, l.site(), Waited::TASK_FREE, slot);
   if (!__shfl_sync(~0u, going, 0)) return false;
-  trace::begin(s, s.filler.epoch - l.p.epoch - 1, l.number);
+  trace::begin(s, trace::LOADER, s.filler.epoch - l.p.epoch - 1, l.number);
   TaskSlot& given = s.tasks[slot];
   reinterpret_cast<int32_t*>(&given.task)[l.lane] = __ldg(words + l.lane);
   __syncwarp();
@@ -137,7 +137,7 @@ __device__ __forceinline__ void load(Shared& s, const Params& p) {
       const int32_t* words = list + l.number * isa::WORDS;
       if (__ldg(words) == static_cast<int32_t>(isa::Opcode::END)) break;
       going = load_task(l, words);
-      if (going) trace::end(s, p);
+      if (going) trace::end(s, p, trace::LOADER);
     }
   }
   if (l.lane == 0) RingFiller{s, p}.drain();
