@@ -53,9 +53,19 @@ class Client:
     def model(self) -> str:
         """The name of the first model that is served."""
         try:
-            return str(self._get("/v1/models")["data"][0]["id"])
+            return str(self._model()["id"])
         except (LookupError, TypeError) as error:
             raise self._foreign() from error
+
+    def default_sampling(self) -> dict[str, Any]:
+        """The sampling of a request that says nothing, as far as the server tells."""
+        try:
+            return dict(self._model().get("default_sampling") or {})
+        except (LookupError, TypeError, ValueError, AttributeError):
+            return {}
+
+    def _model(self) -> Any:
+        return self._get("/v1/models")["data"][0]
 
     def chat(self, messages: Sequence[Mapping[str, Any]], **fields: Any) -> Generator[Piece, None, None]:
         """The pieces of the answer to a conversation as they arrive; `fields` go into the request.

@@ -39,7 +39,17 @@ _BUSY_SECONDS = 0.05  # how long to wait when others have filled the queue
 
 
 class GenerationError(RuntimeError):
-    """The engine failed while it worked on a prompt; the message says how."""
+    """The engine failed while it worked on a prompt; the message says how.
+
+    `completions` are those of the whole batch: what the other prompts gave is not lost. `failed` are the
+    places of the prompts that failed.
+    """
+
+    def __init__(
+        self, message: str, completions: Sequence[Completion] = (), failed: Sequence[int] = ()
+    ) -> None:
+        super().__init__(message)
+        self.completions, self.failed = list(completions), list(failed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +195,8 @@ class LLM:
 
         `params` are for all prompts, or a list with one for each.
 
-        Raises EngineError for a prompt that the engine cannot take, GenerationError if it fails.
+        Raises EngineError for a prompt that the engine cannot take, and GenerationError, when all others have
+        ended, if it fails on one.
         """
         listed = [prompts] if _is_prompt(prompts) else prompts
         given = _spread(params or self.sampling, len(listed))
@@ -266,12 +277,16 @@ class _Batch:
         self._completions = [Completion(Usage(len(job.prompt), 0)) for job in jobs]
         self._outputs: queue.SimpleQueue[tuple[int, Output]] = queue.SimpleQueue()
         self._running: dict[int, Request] = {}
+        self._failures: dict[int, str] = {}
 
     def run(self) -> list[Completion]:
         try:
             while self._waiting or self._running:
                 self._submit()
                 self._receive()
+            if self._failures:
+                [message, *_] = self._failures.values()
+                raise GenerationError(message, self._completions, list(self._failures))
         finally:
             for request in self._running.values():
                 self._engine.cancel(request)
@@ -298,7 +313,11 @@ class _Batch:
             return
         if index not in self._running:
             return
-        piece = self._jobs[index].read(output)
+        try:
+            piece = self._jobs[index].read(output)
+        except GenerationError as error:
+            self._failures[index] = str(error)
+            piece = Piece((), (), (), FinishReason.ERROR)
         self._completions[index].add(piece)
         if piece.finish_reason is not None:
             request = self._running.pop(index)

@@ -104,6 +104,16 @@ def test_a_failing_engine_is_an_error_and_not_an_answer() -> None:
             next(llm.stream("hi"))
 
 
+def test_a_prompt_that_fails_alone_leaves_the_others_their_answers() -> None:
+    with scripted_llm(max_sequences=2, queue=2) as llm:
+        with pytest.raises(GenerationError, match="after 2 tokens") as error:
+            llm.generate(["say {x}", "spoilt", "say {y}", "spoilt", "say {z}"])
+        assert error.value.failed == [1, 3]
+        assert [each.text for each in error.value.completions] == ["x", "aa", "y", "aa", "z"]
+        assert [each.finish_reason for each in error.value.completions] == ["stop", "error"] * 2 + ["stop"]
+        assert llm.generate("say {x}")[0].text == "x"
+
+
 def test_mistakes_show_before_the_load() -> None:
     with pytest.raises(OptionError, match="max_sequences"):
         LLM("nowhere", max_sequences=0)

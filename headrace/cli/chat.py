@@ -61,7 +61,8 @@ def _remote(url: str, sampling: SamplingFlags) -> Iterator[Answer]:
         raise console.RefusedError(str(error)) from error
     name = client.model()
     console.err.print(f"[dim]{name} at {url}. {_HELP}.[/]")
-    yield lambda messages: client.chat(messages, model=name, **sampling.values())
+    fields = sampling.over(client.default_sampling())
+    yield lambda messages: client.chat(messages, model=name, **fields)
 
 
 @contextlib.contextmanager

@@ -177,10 +177,14 @@ class SamplingFlags:
 
         Raises ParameterError for a value out of range.
         """
-        return SamplingParams(**dict(defaults or SAMPLING) | self.values())
+        return SamplingParams(**self.over(defaults))
+
+    def over(self, defaults: Mapping[str, Any] | None) -> dict[str, Any]:
+        """As `params`, under the names that SamplingParams and the HTTP endpoint share."""
+        return dict(defaults or SAMPLING) | self.values()
 
     def values(self) -> dict[str, Any]:
-        """What was given, under the names that SamplingParams and the HTTP endpoint share."""
+        """What was given."""
         given = {field.name: getattr(self, field.name) for field in fields(self)}
         return {name: value for name, value in given.items() if value is not None}
 

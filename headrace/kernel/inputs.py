@@ -9,9 +9,10 @@ import numpy as np
 import torch
 
 from headrace.kernel.history import History
-from headrace.kernel.mirror import Mirror
+from headrace.kernel.mirror import Mirror, device_bytes
 from headrace.kernel.records import BIAS, ROW_INPUT, RowFlag
 from headrace.model.constraint import mask_words
+from headrace.step.isa import TILE_ROWS
 from headrace.step.oracle.rows import LaunchRow
 
 STOP_TOKENS = 4096  # of all rows of a launch
@@ -58,8 +59,8 @@ class RowInputs:
             stops += sorted(row.stop_token_ids)
             biases += row.params.logit_bias.items()
             if flags & RowFlag.CHANGED and self._adjusted is None:
-                padded = -(-self._shape[1] // 8) * 8
-                self._adjusted = torch.empty(self._shape[0], padded, dtype=torch.float32, device=self._device)
+                padded = -(-self._shape[1] // TILE_ROWS) * TILE_ROWS
+                self._adjusted = device_bytes(self._shape[0] * padded * 4, self._device)
         if len(stops) > STOP_TOKENS:
             raise ValueError(f"the rows of a launch have more than {STOP_TOKENS} stop tokens")
         self._stops.host[: len(stops)] = stops

@@ -175,6 +175,8 @@ class Launcher:
                 self._fill_tables(index, row)
         self.host[:] = np.zeros(1, HOST_LINK)
         self._traced_steps = steps
+        # Prompts write KV pages on the stream that is current here.
+        self.stream.wait_stream(torch.cuda.current_stream(self.stream.device))
         with torch.cuda.stream(self.stream):
             if len(self._trace):
                 self._trace.zero_()
@@ -225,6 +227,8 @@ class Launcher:
         self._abort.zero_()
         self._epoch = 0
         self._inputs.forget()
+        self.buffer(Buffer.HISTOGRAM).zero_()
+        torch.cuda.synchronize()
         raise WatchdogError(message)
 
 

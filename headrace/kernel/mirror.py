@@ -19,7 +19,7 @@ class Mirror:
         size = int(np.prod(shape)) * dtype.itemsize
         self._pinned = pinned_bytes(size, device)
         self.host: np.ndarray[Any, Any] = self._pinned.numpy().view(dtype).reshape(shape)
-        self.device = torch.zeros(size, dtype=torch.uint8, device=device)
+        self.device = device_bytes(size, device)
 
     def send(self) -> None:
         """Copy everything to the device, on the current stream."""
@@ -30,6 +30,17 @@ class Mirror:
         size = len(self._pinned) // len(self.host)
         part = slice(index * size, (index + 1) * size)
         self.device[part].copy_(self._pinned[part], non_blocking=True)
+
+
+def device_bytes(size: int, device: torch.device) -> Tensor:
+    """Memory of the device that any stream may use at once, not zeroed: uint8 [size].
+
+    PyTorch hands out what work under way on the current stream may still use, so this waits for it.
+    """
+    memory = torch.empty(size, dtype=torch.uint8, device=device)
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return memory
 
 
 def pinned_bytes(size: int, device: torch.device) -> Tensor:

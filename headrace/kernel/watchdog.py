@@ -14,6 +14,8 @@ class Agent(IntEnum):
 
     LOADER = 0
     CONSUMER = 1
+    ROUTER = 2
+    MERGER = 3
 
 
 class Waited(IntEnum):
@@ -25,6 +27,9 @@ class Waited(IntEnum):
     TASK = 3
     TASK_FREE = 4
     MESSAGE_FREE = 5
+    SUMS_FULL = 6
+    SUMS_EMPTY = 7
+    ROUTE = 8
 
 
 _WORDS = {
@@ -33,6 +38,9 @@ _WORDS = {
     Waited.TASK: "a task in slot {}",
     Waited.TASK_FREE: "task slot {} to be free",
     Waited.MESSAGE_FREE: "message slot {} to be free",
+    Waited.SUMS_FULL: "all warps' parts of a tile in buffer {}",
+    Waited.SUMS_EMPTY: "buffer {} of warps' parts to be read",
+    Waited.ROUTE: "the choice of experts ({})",
 }
 
 

@@ -5,6 +5,7 @@ A family adds its blocks: `cohere2_moe.Cohere2Moe` and `llama.Llama`. `build.bui
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Iterable, Sequence
 
 import torch
@@ -21,11 +22,11 @@ from headrace.model.paging import PagedSpans
 from headrace.model.rope import Rotation, frequencies, rotation
 
 
-class Block(nn.Module):
+class Block(nn.Module, abc.ABC):
     """One layer of a transformer: x [..., tokens, hidden] in, the same shape out."""
 
-    def forward(self, x: Tensor, tokens: AttentionPass) -> Tensor:
-        raise NotImplementedError
+    @abc.abstractmethod
+    def forward(self, x: Tensor, tokens: AttentionPass) -> Tensor: ...
 
 
 class Model(nn.Module):

@@ -32,4 +32,5 @@ def _model(state: ServerState) -> dict[str, Any]:
         "created": state.created,
         "owned_by": "headrace",
         "max_model_len": state.engine.max_context,  # vLLM's name for it, which clients read
+        "default_sampling": dict(state.sampling),  # what holds where a request says nothing
     }

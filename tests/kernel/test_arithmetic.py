@@ -83,7 +83,7 @@ def scores() -> np.ndarray[Any, np.dtype[np.float32]]:
     values = [
         -generator.random(100_000) * 40,
         -np.exp(-generator.random(100_000) * 100),
-        [0.0, -0.0, -np.inf],
+        np.array([0.0, -0.0, -np.inf]),
     ]
     return np.concatenate(values).astype(np.float32)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -78,6 +79,13 @@ def test_a_launch_that_was_stopped_has_fewer_steps() -> None:
     assert read_trace(PLAN, 3, recording.memory).consumers.end.shape[1] == 1
     with pytest.raises(TraceError, match="did not come to its end"):
         read_trace(PLAN, 3, longer)
+
+
+@pytest.mark.timeout(300)
+def test_a_kernel_that_records_compiles(tmp_path: Path) -> None:
+    """A few bytes of local memory would not change what is seen; many would."""
+    variant = variant_of(build_plan(PRESETS["north-micro-shape"], rows=1, sms=132), trace=True)
+    assert building.build(variant, cache=tmp_path).resources.spill_stores <= 32
 
 
 @pytest.mark.timeout(300)

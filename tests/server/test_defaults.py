@@ -9,9 +9,12 @@ from typing import Any
 
 import httpx
 import pytest
+from typer.testing import CliRunner
 
 from headrace import LLM, SamplingParams
+from headrace.cli import app
 from headrace.cli.options import SamplingFlags
+from headrace.client import Client
 from headrace.load import SourceError, load, resolve
 from tests.server.scripted import Scripted, scripted_server
 
@@ -59,8 +62,19 @@ def test_loaded_from_the_folder_or_left_out(tmp_path: Path) -> None:
         assert with_own == greedy  # top_k 1
 
 
+@pytest.mark.parametrize("sampling", [OWN, {}])
+def test_the_terminal_leaves_a_servers_own_sampling_alone(sampling: dict[str, Any]) -> None:
+    with scripted_server(sampling=sampling) as server:
+        assert Client(server.url).default_sampling() == sampling
+        result = CliRunner().invoke(app, ["chat", "--url", server.url, "--seed", "4"], input="hi\n")
+        assert result.exit_code == 0
+        params = server.engine.submitted[-1].params
+    expected = sampling or {"temperature": 0.7, "top_p": 0.95}
+    assert {name: getattr(params, name) for name in expected} == expected
+    assert params.seed == 4
+
+
 def test_the_terminals_own_defaults_are_for_models_that_ask_for_nothing() -> None:
     assert SamplingFlags().params() == SamplingParams(temperature=0.7, top_p=0.95)
     assert SamplingFlags().params(OWN) == SamplingParams(**OWN)  # type: ignore[arg-type]
     assert SamplingFlags(temperature=0.1).params(OWN).temperature == 0.1
-    assert SamplingFlags().values() == {}  # a server is asked for its own

@@ -15,6 +15,7 @@ def test_models(http: httpx.Client, sdk: openai.OpenAI) -> None:
     model = http.get("/v1/models").json()["data"][0]
     assert model["object"] == "model"
     assert model["max_model_len"] == CONTEXT
+    assert model["default_sampling"] == {}
 
 
 def test_another_model(http: httpx.Client) -> None:

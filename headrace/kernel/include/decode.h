@@ -54,11 +54,11 @@ __device__ __forceinline__ void consume(Shared& s, const Params& p) {
   while (true) {
     ptx::forget(c.thread);
     const uint32_t slot = c.begun % isa::TASK_SLOTS;
-    trace::ready(s);
+    trace::ready(s, trace::CONSUMERS);
     wait_barrier(s, p, &s.task_full[slot], c.begun / isa::TASK_SLOTS & 1, c.site(), Waited::TASK, slot);
-    trace::begin(s, s.epoch - p.epoch - 1, s.tasks[slot].number);
+    trace::begin(s, trace::CONSUMERS, s.epoch - p.epoch - 1, s.tasks[slot].number);
     run_task(c, s.tasks[slot]);
-    trace::end(s, p);
+    trace::end(s, p, trace::CONSUMERS);
     ptx::forget(c.begun);  // the slot is worked out anew, and not kept while the task runs
     const uint32_t done = c.begun % isa::TASK_SLOTS;
     const bool commits = s.tasks[done].task.opcode == static_cast<int32_t>(isa::Opcode::SAMPLE_COMMIT);

@@ -65,7 +65,7 @@ __device__ __forceinline__ bool next_message(Shared& s, const Params& p, uint32_
 __device__ __forceinline__ void publish(Shared& s, const Params& p) {
   for (uint32_t sequence = 0; next_message(s, p, sequence); sequence++) {
     const Message message = s.messages[sequence % MESSAGES];
-    trace::begin(s, 0, (message.counter - p.counters) / COUNTER_WORDS);
+    trace::begin(s, trace::PUBLISHER, 0, (message.counter - p.counters) / COUNTER_WORDS);
     if (message.bytes) ptx::bulk_store(message.to, message.from, message.bytes);
     if (message.counter) {
       ptx::bulk_stores_done();
@@ -75,12 +75,12 @@ __device__ __forceinline__ void publish(Shared& s, const Params& p) {
       } else {
         ptx::add_relaxed(message.counter, message.amount);
       }
-      trace::end(s, p);
+      trace::end(s, p, trace::PUBLISHER);
     } else if (message.bytes) {
       ptx::bulk_stores_read();
     }
     ptx::barrier_arrive(&s.message_empty[sequence % MESSAGES], 1);
-    trace::ready(s);
+    trace::ready(s, trace::PUBLISHER);
   }
   tell_trouble(s, p);
   ptx::bulk_stores_done();  // none may read shared memory after the block has ended

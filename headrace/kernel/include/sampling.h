@@ -79,10 +79,12 @@ __device__ __forceinline__ void each_token(const Consumer& c, Own own, int row, 
     const int token = start + 4 * c.thread;
     float4 v = make_float4(0, 0, 0, 0);
     if (token < own.end) v = *reinterpret_cast<const float4*>(logits + place_of(token, row));
-    visit(token, v.x, token < own.end);
-    visit(token + 1, v.y, token + 1 < own.end);
-    visit(token + 2, v.z, token + 2 < own.end);
-    visit(token + 3, v.w, token + 3 < own.end);
+    // One after the other in one piece of code, which is long.
+#pragma unroll 1
+    for (int n = 0; n < 4; n++) {
+      visit(token + n, v.x, token + n < own.end);
+      v = make_float4(v.y, v.z, v.w, v.w);
+    }
   }
 }
 

@@ -10,16 +10,15 @@
 
 namespace trace {
 
-enum Lane : int { LOADER = 0, CONSUMERS = 1, PUBLISHER = 2, LANES = 3, NO_LANE = -1 };
+enum Lane : int { LOADER = 0, CONSUMERS = 1, PUBLISHER = 2, LANES = 3 };
 
 // What a wait is added to. INPUTS: counters; PAGES: the ring; OTHER: messages' slots, or the loader's cap.
 enum class Sum { INPUTS, PAGES, OTHER, NONE };
 
-// Whose line this thread writes, if any.
-__device__ __forceinline__ int lane() {
-  if (threadIdx.x == 0) return CONSUMERS;
-  if (threadIdx.x == LOADER_WARP * isa::WARP) return LOADER;
-  return threadIdx.x == PUBLISHER_WARP * isa::WARP ? PUBLISHER : NO_LANE;
+// Whether this thread writes the lane's lines. Callers know their lane when they are compiled, so that a line's address
+// is a constant and takes no register.
+__device__ __forceinline__ bool writes(Lane lane) {
+  return threadIdx.x == (lane == LOADER ? LOADER_WARP : lane == PUBLISHER ? PUBLISHER_WARP : 0) * isa::WARP;
 }
 
 // For one thread, before any of the three begins.
@@ -33,18 +32,18 @@ __device__ __forceinline__ void prepare(S& s) {
 
 // This thread is done with what came before.
 template <typename S>
-__device__ __forceinline__ void ready(S& s) {
+__device__ __forceinline__ void ready(S& s, Lane lane) {
   if constexpr (variant::TRACE) {
-    if (lane() != NO_LANE) s.trace.line[lane()].ready = ptx::cycles();
+    if (writes(lane)) s.trace.line[lane].ready = ptx::cycles();
   }
 }
 
 // It has a task: its number in the list, or the publisher's counter.
 template <typename S>
-__device__ __forceinline__ void begin(S& s, uint32_t step, uint32_t task) {
+__device__ __forceinline__ void begin(S& s, Lane lane, uint32_t step, uint32_t task) {
   if constexpr (variant::TRACE) {
-    if (lane() == NO_LANE) return;
-    variant::TraceLine& line = s.trace.line[lane()];
+    if (!writes(lane)) return;
+    variant::TraceLine& line = s.trace.line[lane];
     line.taken = line.seen = ptx::cycles();
     line.inputs = line.pages = line.other = 0;
     line.step = step;
@@ -54,16 +53,16 @@ __device__ __forceinline__ void begin(S& s, uint32_t step, uint32_t task) {
 
 // It is done with the task.
 template <typename S>
-__device__ __forceinline__ void end(S& s, const Params& p) {
+__device__ __forceinline__ void end(S& s, const Params& p, Lane lane) {
   if constexpr (variant::TRACE) {
-    if (lane() == NO_LANE) return;
-    variant::TraceLine& line = s.trace.line[lane()];
+    if (!writes(lane)) return;
+    variant::TraceLine& line = s.trace.line[lane];
     line.end = ptx::cycles();
-    const uint32_t index = lane() == PUBLISHER ? s.trace.signals++ : line.step * sizes::TASKS + line.task;
+    const uint32_t index = lane == PUBLISHER ? s.trace.signals++ : line.step * sizes::TASKS + line.task;
     auto* lines = reinterpret_cast<variant::TraceLine*>(p.trace + sizes::SMS * 2 * sizeof(variant::TraceAnchor));
     uint32_t block = blockIdx.x;
     ptx::forget(block);  // or the address is worked out once, and kept in registers all the time
-    lines[(block * LANES + lane()) * p.steps * sizes::TASKS + index] = line;
+    lines[(block * LANES + lane) * p.steps * sizes::TASKS + index] = line;
   }
 }
 
@@ -85,15 +84,16 @@ __device__ __forceinline__ void anchor(const P& p, int which) {
 template <typename S>
 struct Waiting {
   S& s;
+  Lane lane;
   Sum sum;
 
-  __device__ __forceinline__ Waiting(S& s, Sum sum) : s(s), sum(sum) { note(false); }
+  __device__ __forceinline__ Waiting(S& s, Lane lane, Sum sum) : s(s), lane(lane), sum(sum) { note(false); }
   __device__ __forceinline__ ~Waiting() { note(true); }
 
   __device__ __forceinline__ void note(bool over) const {
     if constexpr (variant::TRACE) {
-      if (sum == Sum::NONE || lane() == NO_LANE) return;
-      variant::TraceLine& line = s.trace.line[lane()];
+      if (sum == Sum::NONE || !writes(lane)) return;
+      variant::TraceLine& line = s.trace.line[lane];
       const uint32_t now = ptx::cycles();
       (sum == Sum::INPUTS ? line.inputs : sum == Sum::PAGES ? line.pages : line.other) += over ? now : -now;
       if (over && sum == Sum::INPUTS) line.seen = now;

@@ -21,6 +21,8 @@ enum class Waited : int32_t {
   ROUTE = 8,
 };
 
+__device__ constexpr trace::Lane lane_of(Agent agent) { return agent == Agent::LOADER ? trace::LOADER : trace::CONSUMERS; }
+
 // What a wait counts as in a trace. For tasks lines have the times before and after.
 __device__ constexpr trace::Sum sum_of(Waited what, Agent agent) {
   if (what == Waited::TASK || what == Waited::TASK_FREE) return trace::Sum::NONE;
@@ -59,7 +61,7 @@ __device__ __forceinline__ bool keep_waiting(Shared& s, const Params& p, uint64_
 __device__ __forceinline__ void wait_barrier(Shared& s, const Params& p, uint64_t* barrier, uint32_t parity, Site site,
                                              Waited what, int32_t index) {
   if (ptx::barrier_passed(barrier, parity)) return;
-  const trace::Waiting waiting(s, sum_of(what, site.agent));
+  const trace::Waiting waiting(s, lane_of(site.agent), sum_of(what, site.agent));
   uint64_t start = 0;
   for (uint32_t tries = 1; !ptx::barrier_passed(barrier, parity); tries++)
     if ((tries & 15) == 0 && !keep_waiting(s, p, start, site, what, index, parity, parity ^ 1)) return;
@@ -68,7 +70,7 @@ __device__ __forceinline__ void wait_barrier(Shared& s, const Params& p, uint64_
 // The loader's waits also end with the launch. Gives whether the phase is over.
 __device__ __forceinline__ bool wait_barrier_or_end(Shared& s, const Params& p, uint64_t* barrier, uint32_t parity,
                                                     Site site, Waited what, int32_t index) {
-  const trace::Waiting waiting(s, sum_of(what, site.agent));
+  const trace::Waiting waiting(s, lane_of(site.agent), sum_of(what, site.agent));
   uint64_t start = 0;
   for (uint32_t tries = 1; !ptx::barrier_passed(barrier, parity); tries++) {
     if (is_set(s.ended)) return false;
@@ -80,7 +82,7 @@ __device__ __forceinline__ bool wait_barrier_or_end(Shared& s, const Params& p, 
 // For one thread; what it tells its peers through a barrier they may rely on.
 __device__ __forceinline__ void wait_counter(Shared& s, const Params& p, int32_t counter, uint32_t want, Site site) {
   const uint32_t* word = counter_at(p, counter);
-  const trace::Waiting waiting(s, trace::Sum::INPUTS);
+  const trace::Waiting waiting(s, lane_of(site.agent), trace::Sum::INPUTS);
   uint64_t start = 0;
   for (uint32_t tries = 1;; tries++) {
     const uint32_t have = variant::STRICT ? ptx::load_acquire(word) : ptx::load_relaxed(word);

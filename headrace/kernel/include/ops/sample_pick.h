@@ -60,10 +60,8 @@ __device__ __forceinline__ void take_best(Consumer& c, const isa::Descriptor& ta
 // What is left of the searches. For one warp.
 __device__ __forceinline__ void conclude(Consumer& c, const isa::Descriptor& task, int row) {
   const int32_t flags = c.s.rows.flags[row];
-  if (flags & variant::row_flag::TOP_P)
-    finish(c, task, TOP_P, row);
-  else if (flags & variant::row_flag::TOP_K)
-    finish(c, task, TOP_K, row);
+  if (flags & (variant::row_flag::TOP_K | variant::row_flag::TOP_P))
+    finish(c, task, flags & variant::row_flag::TOP_P ? TOP_P : TOP_K, row);
   else
     find_best_score(c, row);
 }
