@@ -100,11 +100,7 @@ __device__ __forceinline__ bool load_task(Loader& l, int32_t word) {
   if (l.lane == 0)
     going = wait_barrier_or_end(s, l.p, &s.task_empty[slot], (lap & 1) ^ 1, l.site(), Waited::TASK_FREE, slot);
   if (!__shfl_sync(~0u, going, 0)) return false;
-<<<<<<< HEAD
-  trace::begin(s, l.epoch - l.p.epoch - 1, l.number);
-=======
-  trace::begin(s, trace::LOADER, s.filler.epoch - l.p.epoch - 1, l.number);
->>>>>>> main
+  trace::begin(s, trace::LOADER, l.epoch - l.p.epoch - 1, l.number);
   TaskSlot& given = s.tasks[slot];
   reinterpret_cast<int32_t*>(&given.task)[l.lane] = word;
   __syncwarp();
@@ -154,21 +150,14 @@ __device__ __forceinline__ void load(Shared& s, const Params& p) {
   while (going && l.epoch - p.epoch < static_cast<uint32_t>(p.steps)) {
     l.epoch++;
     for (l.number = 0; going && l.number < sizes::TASKS; l.number++) {
-<<<<<<< HEAD
       const int32_t opcode = __shfl_sync(~0u, word, 0), now = word;
       if (opcode == static_cast<int32_t>(isa::Opcode::END)) break;
       const int next = l.number + 1 < sizes::TASKS ? l.number + 1 : 0;
       word = __ldg(own + next * isa::WORDS);
       if (opcode != static_cast<int32_t>(isa::Opcode::ATTENTION_MERGE)) {  // the merger's
         going = load_task(l, now);
-        if (going) trace::end(s, p);
+        if (going) trace::end(s, p, trace::LOADER);
       }
-=======
-      const int32_t* words = list + l.number * isa::WORDS;
-      if (__ldg(words) == static_cast<int32_t>(isa::Opcode::END)) break;
-      going = load_task(l, words);
-      if (going) trace::end(s, p, trace::LOADER);
->>>>>>> main
     }
     word = __ldg(own);
   }
