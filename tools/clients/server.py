@@ -170,7 +170,7 @@ class Served:
 
 
 @contextmanager
-def served(*, port: int = 0, script: Script = answer) -> Iterator[Served]:
+def served(*, port: int = 0, script: Script = answer, api_keys: Sequence[str] = ()) -> Iterator[Served]:
     """The server over `script`, which is given a prompt and says the model's turn.
 
     It has north-micro's tokenizer and template, and North's layers and window.
@@ -191,7 +191,7 @@ def served(*, port: int = 0, script: Script = answer) -> Iterator[Served]:
     result = Served("", tokenizer)
     engine.requests = result.requests
     loaded = Loaded(MODEL, cast(Any, SimpleNamespace(config=config)), tokenizer)
-    options = ServerOptions(port=port)
+    options = ServerOptions(port=port, api_keys=api_keys)
     app = create_app(loaded, engine, options)
     app.add_middleware(Recorder, exchanges=result.exchanges)
     ready = threading.Event()
