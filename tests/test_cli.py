@@ -245,11 +245,6 @@ def test_serve_as_a_user_runs_it() -> None:
             assert "completion_tokens=3" in ended
             assert ended.endswith("cancelled=false")
             assert left.endswith("cancelled=true")
-            [ended, left] = [line for line in said.splitlines() if "path=/v1/chat/completions" in line]
-            assert " INFO headrace.server.request_log: id=req_" in ended
-            assert "completion_tokens=3" in ended
-            assert ended.endswith("cancelled=false")
-            assert left.endswith("cancelled=true")
         finally:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()

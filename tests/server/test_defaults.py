@@ -53,7 +53,7 @@ def test_loaded_from_the_folder_or_left_out(tmp_path: Path) -> None:
     assert load(str(folder), device="cpu", generation_config="none").sampling == {}
     with pytest.raises(SourceError, match="'vllm' is unknown: choose model or none"):
         load(str(folder), generation_config="vllm")
-    with LLM(str(folder), device="cpu", max_context=128, max_sequences=1) as llm:
+    with LLM(str(folder), device="cpu", max_context=32, max_sequences=1) as llm:
         assert llm.sampling == SamplingParams(**asked)  # type: ignore[arg-type]
         with_own, greedy = (
             llm.generate("def f(", params)[0].token_ids[:8]

@@ -14,7 +14,7 @@ from headrace.engine.request import Request
 from headrace.load import resolve
 from headrace.model.sampling import SamplingParams
 from headrace.model.tokenizer import Tokenizer
-from tools.clients import install, server, task
+from tools.clients import install, task
 from tools.clients.catalogue import AIDER, CLIENTS, OPENAI_SDK, OPENCODE, filled
 from tools.clients.install import Installed, NotInstallableError, Package
 from tools.clients.script import MENDED, REPORT, TITLE, answer, arguments, offered
@@ -138,8 +138,7 @@ def test_a_whole_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_model_that_mends_nothing_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(task, "FOLDER", tmp_path)
-    monkeypatch.setattr(server, "answer", lambda prompt: f"<|END_THINKING|><|START_TEXT|>{DONE}<|END_TEXT|>")
-    with served() as running:
+    with served(script=lambda prompt: f"<|END_THINKING|><|START_TEXT|>{DONE}<|END_TEXT|>") as running:
         outcome = perform(OPENAI_SDK, HERE, "here", running)
     assert (outcome.result, outcome.reason) == (FAILED, "adder.py is not mended")
 

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from headrace.bench.results import commit
 from tools.bench import RESULTS
-from tools.clients.catalogue import CLIENTS, Client
+from tools.clients.catalogue import CLIENTS, KEY, Client
 from tools.clients.install import FOLDER, NotInstallableError, install, installed_version
 from tools.clients.record import CONVERSATIONS
 from tools.clients.server import served
@@ -71,7 +71,7 @@ def attempt(client: Client) -> Outcome:
         installed = install(client.name, client.package)
     except NotInstallableError as error:
         return Outcome(client.name, client.package.version, ABSENT, str(error))
-    with served() as server:
+    with served(api_keys=(KEY,)) as server:
         return perform(client, installed, installed_version(client.name, client.package), server)
 
 

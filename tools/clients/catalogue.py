@@ -14,7 +14,7 @@ from typing import Any
 
 from tools.clients.install import Package
 
-KEY = "none"  # the server asks for no key, but most clients insist on sending one
+KEY = "none"  # most clients insist on sending one
 TASK = (
     "The function in {work}/adder.py subtracts, but it should add. Mend it, then run "
     "`python3 {work}/check.py` and tell me what it prints."
@@ -200,10 +200,12 @@ CODEX = Client(
                 'name = "headrace"',
                 'base_url = "{url}/v1"',
                 'wire_api = "responses"',
+                'env_key = "HEADRACE_API_KEY"',
                 "",
             )
         )
     },
+    environment={"HEADRACE_API_KEY": KEY},
     protocol="/v1/responses",
 )
 

@@ -23,12 +23,16 @@ class NotInstallableError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Package:
-    """A package of a registry, "npm" or "pip", at one version. `node`: the least Node.js that it needs."""
+    """A package of a registry, "npm" or "pip", at one version.
+
+    `node` is the least Node.js that it needs, `also` what pip must install with it.
+    """
 
     registry: str
     name: str
     version: str
     node: int = 0
+    also: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +66,7 @@ def _npm(folder: Path, package: Package) -> None:
 def _pip(folder: Path, package: Package) -> None:
     _call([sys.executable, "-m", "venv", str(folder)], folder)
     pip = [str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    _call([*pip, f"{package.name}=={package.version}"], folder)
+    _call([*pip, f"{package.name}=={package.version}", *package.also], folder)
 
 
 def _node(wanted: int) -> tuple[Path, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -33,6 +33,7 @@ from tools.clients.script import answer
 MODEL = "North-Mini-Code-1.0"
 CONTEXT = 2**18
 POOL_TOKENS = 2**20
+Script = Callable[[str], str]
 _ENDINGS = ('"', "}", '"}', "]")  # what brings JSON to its end, where a grammar forbids what the script says
 
 
@@ -44,8 +45,9 @@ class ScriptBackend:
     max_rows = 16
     max_steps = 16
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, script: Script) -> None:
         self._tokenizer = tokenizer
+        self._say = script
         self._end = tokenizer.eos_token_ids[0]
         self._scripts: dict[int, tuple[Sequence[int], list[int]]] = {}  # by slot: the prompt, and the answer
         self._endings = [
@@ -90,7 +92,7 @@ class ScriptBackend:
         prompt, script = self._scripts.get(row.slot, ((), []))
         if prompt is not row.prompt:
             text = self._tokenizer.decode(row.prompt, skip_special_tokens=False)
-            script = self._encode(answer(text))
+            script = self._encode(self._say(text))
             self._scripts[row.slot] = (row.prompt, script)
         return script
 
@@ -168,11 +170,14 @@ class Served:
 
 
 @contextmanager
-def served(*, port: int = 0) -> Iterator[Served]:
-    """The server over the script: north-micro's tokenizer and template, North's layers and window."""
+def served(*, port: int = 0, script: Script = answer, api_keys: Sequence[str] = ()) -> Iterator[Served]:
+    """The server over `script`, which is given a prompt and says the model's turn.
+
+    It has north-micro's tokenizer and template, and North's layers and window.
+    """
     tokenizer = Tokenizer.from_pretrained(resolve("north-micro"))
     config = dataclasses.replace(PRESETS["north-mini-code"], vocab_size=tokenizer.vocab_size)
-    backend = ScriptBackend(tokenizer)
+    backend = ScriptBackend(tokenizer, script)
     core = assemble_engine(
         backend=backend,
         prefiller=backend,
@@ -186,7 +191,7 @@ def served(*, port: int = 0) -> Iterator[Served]:
     result = Served("", tokenizer)
     engine.requests = result.requests
     loaded = Loaded(MODEL, cast(Any, SimpleNamespace(config=config)), tokenizer)
-    options = ServerOptions(port=port)
+    options = ServerOptions(port=port, api_keys=api_keys)
     app = create_app(loaded, engine, options)
     app.add_middleware(Recorder, exchanges=result.exchanges)
     ready = threading.Event()

@@ -13,8 +13,8 @@ from headrace.server.anthropic import protocol
 from headrace.server.anthropic.protocol import CountBody, MessagesBody
 from headrace.server.anthropic.reply import DIALECT, MessageReply
 from headrace.server.conversation import Conversation, answer, render
+from headrace.server.description import ANTHROPIC_PATH
 from headrace.server.disconnect import unless_gone
-from headrace.server.errors import ANTHROPIC_PATH
 from headrace.server.sampling import sampling_params
 from headrace.server.state import ServerState
 from headrace.server.streaming import EventStream
