@@ -83,6 +83,7 @@ __device__ __forceinline__ void begin(Shared& s, const Params& p) {
     s.experts_read = 0;
     trace::prepare(s);
     s.epoch = p.epoch + 1;
+    s.input_norm = -1;
     for (int row = 0; row < ROWS; row++) {
       const variant::RowInput& input = p.rows[row];
       s.rows.active[row] = input.active;

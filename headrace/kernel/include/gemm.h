@@ -30,7 +30,8 @@ struct Columns {
   static constexpr int OWN = (PER_PAGE + TILE_WARPS - 1) / TILE_WARPS;  // of a warp, in each page
   static constexpr bool EVEN = PER_PAGE % TILE_WARPS == 0;
   // Blocks of weights that a warp holds at once: registers are short where activations take 128 of them.
-  static constexpr int HELD = PAGES * OWN * (WIDE ? 8 : 4) >= 128 ? 2 : 4;
+  static constexpr int REGISTERS = PAGES * OWN * (WIDE ? 8 : 4);
+  static constexpr int HELD = REGISTERS >= 128 ? 1 : REGISTERS >= 96 ? 2 : 4;
 };
 
 // A warp's columns of the activations: lane 4g + c has 8 columns of row g in each of the warp's blocks, and of row
@@ -47,20 +48,27 @@ __device__ __forceinline__ bool has_block(const Consumer& c, int i) {
   return Columns<K>::EVEN || i * TILE_WARPS + c.part() < Columns<K>::PER_PAGE;
 }
 
-// Fetch activations from a tile-major buffer, in the order X, Y, Z, W.
+// Fetch activations from a tile-major buffer, in the order X, Y, Z, W; those of rows in `users`, 0 for the others.
 template <int K>
-__device__ __forceinline__ void load_activations(const Consumer& c, const uint8_t* from, Activations<K>& a) {
+__device__ __forceinline__ void load_activations(const Consumer& c, const uint8_t* from, Activations<K>& a, uint32_t users = ~0u) {
   using C = Columns<K>;
   const int row = c.lane() >> 2, quarter = c.lane() & 3;
   const uint8_t* own = from + (quarter * ROWS + row) * 16;
+  const bool low = (ROWS >= 8 || row < ROWS) && (users >> row & 1), high = users >> (row + 8) & 1;
 #pragma unroll
   for (int j = 0; j < C::PAGES * C::OWN; j++) {
     const int i = j % C::OWN, block = j / C::OWN * C::PER_PAGE + i * TILE_WARPS + c.part();
     const uint8_t* at = own + static_cast<size_t>(block) * (4 * ROWS * 16);
     const bool there = has_block<K>(c, i);
-    a.low[j] = there && (ROWS >= 8 || row < ROWS) ? ptx::load_shared_data(at) : make_uint4(0, 0, 0, 0);
-    if (WIDE) a.high[j] = there ? ptx::load_shared_data(at + 8 * 16) : make_uint4(0, 0, 0, 0);
+    a.low[j] = there && low ? ptx::load_shared_data(at) : make_uint4(0, 0, 0, 0);
+    if (WIDE) a.high[j] = there && high ? ptx::load_shared_data(at + 8 * 16) : make_uint4(0, 0, 0, 0);
   }
+}
+
+// Where eight columns of a row lie in shared memory: as in a buffer, but rows exchange places so that neither those who
+// write whole rows' worth nor those who read four groups of two rows at once meet in a bank.
+__device__ __forceinline__ int staged_at(int group, int row) {
+  return (group * ROWS + (ROWS >= 8 ? row ^ (group & 3) << 1 : row)) * 16;
 }
 
 // Those of blocks [first, first + count), from shared memory where block `first` begins.
@@ -72,10 +80,10 @@ __device__ __forceinline__ void take_activations(const Consumer& c, const uint8_
   for (int j = 0; j < C::PAGES * C::OWN; j++) {
     const int i = j % C::OWN, block = j / C::OWN * C::PER_PAGE + i * TILE_WARPS + c.part() - first;
     if (block < 0 || block >= count) continue;
-    const uint4* at = reinterpret_cast<const uint4*>(from + ((block * 4 + quarter) * ROWS + row) * 16);
+    const uint8_t* at = from + staged_at(block * 4 + quarter, row);
     const bool there = has_block<K>(c, i);
-    a.low[j] = there && (ROWS >= 8 || row < ROWS) ? at[0] : make_uint4(0, 0, 0, 0);
-    if (WIDE) a.high[j] = there ? at[8] : make_uint4(0, 0, 0, 0);
+    a.low[j] = there && (ROWS >= 8 || row < ROWS) ? *reinterpret_cast<const uint4*>(at) : make_uint4(0, 0, 0, 0);
+    if (WIDE) a.high[j] = there ? *reinterpret_cast<const uint4*>(at + 8 * 16) : make_uint4(0, 0, 0, 0);
   }
 }
 
@@ -98,9 +106,9 @@ struct Sums {
   float value[EIGHTS][PARTS][2][4];
 };
 
-// Multiply 8 rows of weights, whose pages are the next in the ring.
+// Multiply 8 rows of weights, whose pages are the next in the ring. Only rows in `users` need a result.
 template <int K>
-__device__ __forceinline__ Sums multiply(Consumer& c, RingPlace& ring, const Activations<K>& a) {
+__device__ __forceinline__ Sums multiply(Consumer& c, RingPlace& ring, const Activations<K>& a, uint32_t users = ~0u) {
   using C = Columns<K>;
   Sums sums;
 #pragma unroll
@@ -122,6 +130,7 @@ __device__ __forceinline__ Sums multiply(Consumer& c, RingPlace& ring, const Act
         const int part = WIDE ? 0 : (begin + i) & 1, j = page * C::OWN + begin + i;
 #pragma unroll
         for (int n = 0; n < Sums::EIGHTS; n++) {
+          if (WIDE && !(users >> 8 * n & 0xff)) continue;
           const uint4 x = n ? a.high[WIDE ? j : 0] : a.low[j];
           ptx::multiply_add(sums.value[n][part][0], b[i].x, b[i].y, b[i].z, b[i].w, x.x, x.y);
           ptx::multiply_add(sums.value[n][part][1], b[i].x, b[i].y, b[i].z, b[i].w, x.z, x.w);

@@ -1,10 +1,13 @@
 // norm(X): every SM puts the activations of all rows through a layer's norm, float32 inside, rounded once, and has each
 // warp take its columns of the result into registers.
 //
-// The consumers share the work: a row is cut into eight segments, and where there are fewer rows than warps, several
-// warps share a row's segments. A lane has groups of eight columns, one in each segment. A row's mean and squares are put
-// together over the segments of a lane, in order, and then over the lanes, so that they do not depend on who had which.
-// The result passes through shared memory, in as many parts as it takes for one to fit.
+// The consumers share the work. A row is cut into eight segments, one a warp, and a segment into groups of eight columns.
+// Lanes lie along the rows first, as X does in memory: lane l has row l % ROWS and the groups l / ROWS + n * 32 / ROWS. Groups
+// of a segment are put together in pairs at distance 16, then 8, 4, 2, 1, in whichever lanes they are, and segments in
+// order: so a row's mean and squares have the same bits at every row capacity.
+//
+// The result passes through shared memory. Where few rows leave room it stays there for the layer's other tasks that read
+// the same; else it passes in parts.
 #pragma once
 
 #include "gemm.h"
@@ -18,7 +21,7 @@ struct Spread {
 __device__ __forceinline__ Spread joined(Spread a, Spread b) {
   const float count = a.count + b.count;
   if (!sizes::NORM_SUBTRACTS_MEAN) return {count, 0, a.squares + b.squares};
-  const float away = b.mean - a.mean, share = __fdividef(b.count, fmaxf(count, 1));
+  const float away = b.mean - a.mean, share = count > 0 ? b.count / count : 0.0f;
   return {count, a.mean + away * share, a.squares + b.squares + away * away * a.count * share};
 }
 
@@ -42,107 +45,75 @@ struct Eight {
   }
 };
 
-// How the consumers share K columns of all rows.
+// A consumer's own groups of X, all of one row.
 template <int K>
-struct NormShares {
-  static constexpr int SEGMENTS = 8, GROUPS = K / 8;                // groups of eight columns, of a row
-  static constexpr int SPAN = (GROUPS + SEGMENTS - 1) / SEGMENTS;   // groups in a segment
-  static constexpr int EACH = (SPAN + isa::WARP - 1) / isa::WARP;   // of a lane, in a segment
-  static constexpr int WARPS = ROWS < CONSUMER_WARPS ? CONSUMER_WARPS / ROWS : 1;  // that share a row
-  static constexpr int OWN_ROWS = ROWS > CONSUMER_WARPS ? ROWS / CONSUMER_WARPS : 1;
-  static constexpr int OWN_SEGMENTS = SEGMENTS / WARPS;
-  // Parts of the result that fit into Shared::sums, each of whole blocks.
-  static constexpr int BLOCKS = K / isa::K_BLOCK, BLOCK_BYTES = isa::K_BLOCK * ROWS * 2;
-  static constexpr int PART_BLOCKS = static_cast<int>(sizeof(Shared::sums)) / BLOCK_BYTES < BLOCKS
-                                         ? static_cast<int>(sizeof(Shared::sums)) / BLOCK_BYTES
-                                         : BLOCKS;
-  static constexpr int PARTS = (BLOCKS + PART_BLOCKS - 1) / PART_BLOCKS;
+struct OwnGroups {
+  static constexpr int GROUPS = K / 8, SPAN = (GROUPS + CONSUMER_WARPS - 1) / CONSUMER_WARPS;  // of a row, of a segment
+  static constexpr int ROUNDS = (SPAN + isa::WARP - 1) / isa::WARP;                            // of 32 groups
+  static constexpr bool FULL = GROUPS == CONSUMER_WARPS * ROUNDS * isa::WARP;                  // no group is missing
+  uint4 word[ROUNDS][ROWS];
 
-  // Group n of a lane in a segment, or -1.
-  static __device__ __forceinline__ int group(int segment, int n, int lane) {
-    const int within = n * isa::WARP + lane, group = segment * SPAN + within;
-    return (SPAN % isa::WARP == 0 || within < SPAN) && (GROUPS % SPAN == 0 || group < GROUPS) ? group : -1;
+  static __device__ __forceinline__ int row(const Consumer& c) { return c.lane() % ROWS; }
+  // The n-th group in a round, or -1.
+  static __device__ __forceinline__ int group(const Consumer& c, int round, int n) {
+    const int within = round * isa::WARP + c.lane() / ROWS + n * (isa::WARP / ROWS), group = c.warp() * SPAN + within;
+    return FULL || (within < SPAN && group < GROUPS) ? group : -1;
   }
-};
 
-// A consumer's own elements of X.
-template <int K>
-struct OwnElements {
-  using S = NormShares<K>;
-  uint4 word[S::OWN_ROWS][S::OWN_SEGMENTS][S::EACH];
+  static __device__ __forceinline__ float elements(int segment) {
+    return 8.0f * max(0, min(SPAN, GROUPS - segment * SPAN));
+  }
 
-  static __device__ __forceinline__ int row(const Consumer& c, int r) { return c.warp() / S::WARPS * S::OWN_ROWS + r; }
-  static __device__ __forceinline__ int segment(const Consumer& c, int n) { return c.warp() % S::WARPS * S::OWN_SEGMENTS + n; }
-
-  // Call `visit(r, group, word)` for each word of own row r that there is. Rows come in pairs that lie side by side.
-  template <typename Visit>
-  __device__ __forceinline__ void each(const Consumer& c, Visit visit) {
+  __device__ __forceinline__ void load(const Consumer& c, const uint8_t* x) {
 #pragma unroll
-    for (int n = 0; n < S::OWN_SEGMENTS; n++)
+    for (int round = 0; round < ROUNDS; round++)
 #pragma unroll
-      for (int i = 0; i < S::EACH; i++) {
-        const int group = S::group(segment(c, n), i, c.lane());
-#pragma unroll
-        for (int r = 0; r < S::OWN_ROWS; r++)
-          if (group >= 0) visit(r, group, word[r][n][i]);
+      for (int n = 0; n < ROWS; n++) {
+        const int at = group(c, round, n);
+        word[round][n] = at < 0 ? make_uint4(0, 0, 0, 0) : ptx::load_shared_data(x + (at * ROWS + row(c)) * 16);
       }
   }
 
-  // Of own row r: this lane's elements in all segments, in order.
-  __device__ __forceinline__ Spread spread(Consumer& c, int r) {
+  // Of the lane's row in this warp's segment.
+  __device__ __forceinline__ Spread spread(const Consumer& c) const {
     Spread all{0, 0, 0};
 #pragma unroll
-    for (int n = 0; n < S::OWN_SEGMENTS; n++) {
-      const Spread own = of_segment(c, r, n);
-      all = n ? joined(all, own) : own;
+    for (int round = 0; round < ROUNDS; round++) {
+      Spread part[ROWS];
+#pragma unroll
+      for (int n = 0; n < ROWS; n++) part[n] = group(c, round, n) < 0 ? Spread{0, 0, 0} : Eight(word[round][n]).spread();
+#pragma unroll
+      for (int step = 1; step < ROWS; step *= 2)
+#pragma unroll
+        for (int n = 0; n < ROWS / 2; n++)
+          if (n < ROWS / 2 / step) part[n] = joined(part[n], part[n + ROWS / 2 / step]);
+#pragma unroll
+      for (int distance = isa::WARP / 2; distance >= ROWS; distance /= 2) part[0] = joined(part[0], from_lane(part[0], distance));
+      all = round ? joined(all, part[0]) : part[0];
     }
     return all;
   }
 
-  __device__ __forceinline__ Spread of_segment(Consumer& c, int r, int n) {
-    Spread all{0, 0, 0};
-#pragma unroll
-    for (int i = 0; i < S::EACH; i++)
-      if (S::group(segment(c, n), i, c.lane()) >= 0) {
-        const Spread own = Eight(word[r][n][i]).spread();
-        all = i ? joined(all, own) : own;
-      }
-    return all;
+ private:
+  static __device__ __forceinline__ Spread from_lane(const Spread& a, int distance) {
+    return {FULL ? a.count : __shfl_xor_sync(~0u, a.count, distance), __shfl_xor_sync(~0u, a.mean, distance),
+            __shfl_xor_sync(~0u, a.squares, distance)};
   }
 };
 
-// Where warps share a row: put this lane's segments together with those of the same lane in the other warps.
+// The mean and the scale of this lane's row. For all consumers.
 template <int K>
-__device__ __forceinline__ Spread spread_of_lanes(Consumer& c, OwnElements<K>& own) {
-  using S = NormShares<K>;
-  static_assert(CONSUMERS * S::OWN_SEGMENTS * sizeof(float2) <= sizeof(Shared::sums), "no room for what lanes know of a row");
-  float2* told = reinterpret_cast<float2*>(&c.s.sums[0][0][0][0]);
-  const int row = OwnElements<K>::row(c, 0);
-#pragma unroll
-  for (int n = 0; n < S::OWN_SEGMENTS; n++) {
-    const Spread part = own.of_segment(c, 0, n);
-    told[(row * S::SEGMENTS + own.segment(c, n)) * isa::WARP + c.lane()] = make_float2(part.mean, part.squares);
-  }
+__device__ __forceinline__ float2 mean_and_scale(Consumer& c, const OwnGroups<K>& own) {
+  const Spread part = own.spread(c);
+  if (c.lane() < ROWS) c.s.spreads[c.warp()][c.lane()] = make_float2(part.mean, part.squares);
   c.meet_all();
   Spread all{0, 0, 0};
 #pragma unroll
-  for (int segment = 0; segment < S::SEGMENTS; segment++) {
-    const float2 part = told[(row * S::SEGMENTS + segment) * isa::WARP + c.lane()];
-    float count = 0;
-#pragma unroll
-    for (int i = 0; i < S::EACH; i++) count += S::group(segment, i, c.lane()) >= 0 ? 8 : 0;
-    all = segment ? joined(all, {count, part.x, part.y}) : Spread{count, part.x, part.y};
+  for (int segment = 0; segment < CONSUMER_WARPS; segment++) {
+    const float2 told = c.s.spreads[segment][own.row(c)];
+    const Spread part = {OwnGroups<K>::elements(segment), told.x, told.y};
+    all = segment ? joined(all, part) : part;
   }
-  c.meet_all();  // before the same memory takes the result
-  return all;
-}
-
-// The mean and the scale of own row r, in every lane.
-template <int K>
-__device__ __forceinline__ float2 mean_and_scale(Spread all) {
-#pragma unroll
-  for (int mask = 1; mask < isa::WARP; mask <<= 1)
-    all = joined(all, {__shfl_xor_sync(~0u, all.count, mask), __shfl_xor_sync(~0u, all.mean, mask), __shfl_xor_sync(~0u, all.squares, mask)});
   return make_float2(all.mean, rsqrtf(all.squares * (1.0f / K) + sizes::NORM_EPS));
 }
 
@@ -164,35 +135,53 @@ __device__ __forceinline__ void fetch_norm(const Consumer& c, int norm) {
   for (int n = c.thread * 32; n < sizes::HIDDEN; n += CONSUMERS * 32) ptx::fetch(norm_weights(c, norm) + n);
 }
 
-// norm(X) of all rows. For all consumers.
+// Put what this lane has of blocks [first, first + count) where take_activations finds it.
+template <int K>
+__device__ __forceinline__ void lay_out(Consumer& c, const OwnGroups<K>& own, uint8_t* staging, int first, int count) {
+#pragma unroll
+  for (int round = 0; round < OwnGroups<K>::ROUNDS; round++)
+#pragma unroll
+    for (int n = 0; n < ROWS; n++) {
+      const int group = own.group(c, round, n), block = group / 4 - first;
+      if (group >= 0 && block >= 0 && block < count)
+        *reinterpret_cast<uint4*>(staging + staged_at(block * 4 + group % 4, own.row(c))) = own.word[round][n];
+    }
+}
+
+// norm(X) of all rows into Shared::input, or in parts through Shared::sums, and each warp's columns of it into registers.
+template <int K>
+__device__ __forceinline__ void normalize(Consumer& c, int norm, Activations<K>& a) {
+  constexpr int BLOCKS = Columns<K>::BLOCKS, ROOM = static_cast<int>(sizeof(Shared::sums)) / (isa::K_BLOCK * ROWS * 2);
+  constexpr int COUNT = INPUT_STAYS || BLOCKS < ROOM ? BLOCKS : ROOM;
+  OwnGroups<K> own;
+  own.load(c, buffer_at(c.p, static_cast<int32_t>(isa::Buffer::X)));
+  const float2 row = mean_and_scale<K>(c, own);
+  const float* weights = norm_weights(c, norm);
+#pragma unroll
+  for (int round = 0; round < OwnGroups<K>::ROUNDS; round++)
+#pragma unroll
+    for (int n = 0; n < ROWS; n++) {
+      const int group = own.group(c, round, n);
+      if (group >= 0) own.word[round][n] = normalized(own.word[round][n], weights + group * 8, row);
+    }
+  uint8_t* staging = INPUT_STAYS ? c.s.input : reinterpret_cast<uint8_t*>(&c.s.sums[0][0][0][0]);
+#pragma unroll
+  for (int first = 0; first < BLOCKS; first += COUNT) {
+    lay_out<K>(c, own, staging, first, COUNT);
+    c.meet_all();
+    take_activations<K>(c, staging, first, COUNT, a);
+    if (!INPUT_STAYS) c.meet_all();  // before the next part, or sums, take its place
+  }
+}
+
+// norm(X) of all rows. For all consumers; they met at the task's start, after their last use of what is overwritten here.
 template <int K>
 __device__ __forceinline__ void load_normalized(Consumer& c, int norm, Activations<K>& a) {
-  using S = NormShares<K>;
-  const uint8_t* x = buffer_at(c.p, static_cast<int32_t>(isa::Buffer::X));
-  OwnElements<K> own;
-  const int row = own.row(c, 0);
-  own.each(c, [&](int r, int group, uint4& word) { word = ptx::load_shared_data(x + (group * ROWS + row + r) * 16); });
-  float2 rows[S::OWN_ROWS];
-  if constexpr (S::WARPS > 1) {
-    rows[0] = mean_and_scale<K>(spread_of_lanes<K>(c, own));
+  if (INPUT_STAYS && c.s.input_norm == norm && c.s.input_epoch == c.s.epoch) {
+    take_activations<K>(c, c.s.input, 0, Columns<K>::BLOCKS, a);
   } else {
-#pragma unroll
-    for (int r = 0; r < S::OWN_ROWS; r++) rows[r] = mean_and_scale<K>(own.spread(c, r));
-  }
-  const float* weights = norm_weights(c, norm);
-  own.each(c, [&](int r, int group, uint4& word) { word = normalized(word, weights + group * 8, rows[r]); });
-  uint8_t* staging = reinterpret_cast<uint8_t*>(&c.s.sums[0][0][0][0]);
-#pragma unroll
-  for (int part = 0; part < S::PARTS; part++) {
-    const int first = part * S::PART_BLOCKS;
-    own.each(c, [&](int r, int group, uint4& word) {
-      const int block = group / 4 - first;
-      if (block >= 0 && block < S::PART_BLOCKS)
-        *reinterpret_cast<uint4*>(staging + ((block * 4 + group % 4) * ROWS + row + r) * 16) = word;
-    });
-    c.meet_all();
-    take_activations<K>(c, staging, first, S::PART_BLOCKS, a);
-    c.meet_all();  // before the next part, or sums, take its place
+    normalize<K>(c, norm, a);
+    if (INPUT_STAYS && c.thread == 0) c.s.input_norm = norm, c.s.input_epoch = c.s.epoch;  // for tasks after this one
   }
   arrange<K>(a, a);
 }

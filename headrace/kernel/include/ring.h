@@ -26,12 +26,8 @@ __device__ __forceinline__ void release_page(Shared& s, int lane, int slot, int 
 
 // The loader's side, for one thread.
 struct RingFiller {
-  uint64_t policy;
-  int32_t slot, landed_slot, in_flight;
-  uint32_t parity, landed_parity;
-
-  __device__ __forceinline__ RingFiller()
-      : policy(ptx::read_once_policy()), slot(0), landed_slot(0), in_flight(0), parity(1), landed_parity(0) {}  // all free
+  int32_t slot = 0, landed_slot = 0, in_flight = 0;
+  uint32_t parity = 1, landed_parity = 0;  // an empty ring passes for one that has been freed
 
   // Bring the next page in. False if the launch ended first.
   __device__ __forceinline__ bool issue(Shared& s, const Params& p, const uint8_t* from, uint32_t bytes, Site site) {
@@ -41,7 +37,7 @@ struct RingFiller {
       landed();
     }
     ptx::barrier_expect(&s.page_full[slot], bytes);
-    ptx::bulk_load(s.ring[slot], from, bytes, &s.page_full[slot], policy);
+    ptx::bulk_load(s.ring[slot], from, bytes, &s.page_full[slot], ptx::read_once_policy());
     in_flight++;
     advance(slot, parity);
     return true;

@@ -68,6 +68,7 @@ __device__ __forceinline__ void list_experts(Shared& s, int lane, const uint32_t
     if (chosen[n]) {
       const int place = count + __popc(lanes & ((1u << lane) - 1));
       s.route.expert[place] = n * isa::WARP + lane;
+      s.route.users[place] = chosen[n];
       s.route.place[n * isa::WARP + lane] = static_cast<int16_t>(place);
     }
     count += __popc(lanes);

@@ -34,6 +34,7 @@ constexpr int EXPERTS = sizes::EXPERTS > 0 ? sizes::EXPERTS : 1;
 constexpr int CHOICES = sizes::TOP_K > 0 ? sizes::TOP_K : 1;  // experts of a row
 constexpr int MAX_ACTIVE = sizes::TOP_K > 0 ? (EXPERTS < ROWS * sizes::TOP_K ? EXPERTS : ROWS * sizes::TOP_K) : 1;
 
+constexpr bool INPUT_STAYS = sizes::HIDDEN * ROWS * 2 <= 16384;  // norm(X) has a place of its own
 constexpr int MESSAGES = 16;
 constexpr int PAYLOAD = ROWS * isa::TILE_ROWS * 4;  // bytes of a tile of float32, or of a share's statistics
 constexpr int MERGED_TILES = 4;                     // that the merger makes at a time
@@ -93,6 +94,7 @@ struct ChunkTable {
 struct Route {
   int32_t count;
   int32_t expert[MAX_ACTIVE];
+  uint32_t users[MAX_ACTIVE];      // bit r: row r is routed to it
   alignas(16) float weight[MAX_ACTIVE][ROWS];  // 0: the row is not routed to it
   int16_t choice[ROWS][CHOICES];     // each row's experts and their weights, on the way to the above
   float choice_weight[ROWS][CHOICES];
@@ -131,8 +133,16 @@ struct Shared {
   // Partial sums across the warps of a tile: [buffer][warp][eight rows by eight outputs, at most twice two][64].
   // ATTENTION keeps outputs there that are to be added up.
   alignas(16) float sums[2][CONSUMER_WARPS][WIDE ? 4 : 2][64];
+  alignas(16) uint8_t input[INPUT_STAYS ? sizes::HIDDEN * ROWS * 2 : 16];  // norm(X), as staged_at says
+  int32_t input_norm;                                              // which norm it went through, in which step
+  uint32_t input_epoch;
   float residual[variant::RESIDUAL_TILES][ROWS][isa::TILE_ROWS];  // owned tiles, for the whole step
-  float attention_max[2][2][4][8], attention_sum[2][2][4][8];  // of a group's items in turn
+  union {
+    struct {
+      float attention_max[2][2][4][8], attention_sum[2][2][4][8];  // of a group's items in turn
+    };
+    float2 spreads[CONSUMER_WARPS][ROWS];  // mean, and squares around it, of a row's segments: see norm.h
+  };
   alignas(16) TaskSlot tasks[isa::TASK_SLOTS];
   Message messages[MESSAGES];
   union {  // no layer routes while rows are sampled

@@ -46,17 +46,17 @@ __device__ __forceinline__ void expert_down_of(Consumer& c, const isa::Descripto
 #pragma unroll
   for (int n = 0; n < OWN_TILES; n++) totals[n] = {};
   Activations<K> a, next;
-  load_activations<K>(c, hidden, next);
+  load_activations<K>(c, hidden, next, route.users[0]);
 #pragma unroll 1
   for (int slot = 0; slot < count; slot++) {
     arrange<K>(next, a);
-    if (slot + 1 < count) load_activations<K>(c, hidden + (slot + 1) * EXPERT_BYTES, next);
+    if (slot + 1 < count) load_activations<K>(c, hidden + (slot + 1) * EXPERT_BYTES, next, route.users[slot + 1]);
 #pragma unroll
     for (int index = 0; index < OWN_TILES * TILE_GROUPS; index++) {
       if (index >= task.tile_count) break;
       if (c.owns_tile(index)) {
         RingPlace ring = c.ring;
-        add_weighed(c, route.weight[slot], Part(multiply<K>(c, ring, a)), totals[index / TILE_GROUPS]);
+        add_weighed(c, route.weight[slot], Part(multiply<K>(c, ring, a, route.users[slot])), totals[index / TILE_GROUPS]);
       }
       c.ring.advance(Columns<K>::PAGES);
     }
