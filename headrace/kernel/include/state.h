@@ -136,7 +136,7 @@ struct Shared {
   alignas(16) uint8_t input[INPUT_STAYS ? sizes::HIDDEN * ROWS * 2 : 16];  // norm(X), as staged_at says
   int32_t input_norm;                                              // which norm it went through, in which step
   uint32_t input_epoch;
-  float residual[variant::RESIDUAL_TILES][ROWS][isa::TILE_ROWS];  // owned tiles, for the whole step
+  alignas(16) float residual[variant::RESIDUAL_TILES][ROWS][isa::TILE_ROWS];  // owned tiles, for the whole step
   union {
     struct {
       float attention_max[2][2][4][8], attention_sum[2][2][4][8];  // of a group's items in turn
