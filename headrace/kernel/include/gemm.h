@@ -166,11 +166,11 @@ struct Part {
   }
 };
 
-// Add up a tile's parts across its warps, in the order above. For all its warps; true for the one that finishes it, which
-// takes turns. The others leave their parts in one of two buffers and go on: they wait only for a buffer whose last
+// Add up a tile's parts across its warps, in the order above. For all its warps. One of them, they take turns, calls
+// `finish(results)`. The others leave their parts in one of two buffers and go on: they wait only for a buffer whose last
 // reader is late.
-template <int HALVES>
-__device__ __forceinline__ bool add_up(Consumer& c, const Part (&parts)[HALVES], Results<HALVES>& results) {
+template <int HALVES, typename Finish>
+__device__ __forceinline__ void add_up(Consumer& c, const Part (&parts)[HALVES], Finish finish) {
   const int which = c.turn & 1;
   const uint32_t parity = c.turn / 2 & 1;
   auto& buffer = c.s.sums[which];
@@ -186,9 +186,10 @@ __device__ __forceinline__ bool add_up(Consumer& c, const Part (&parts)[HALVES],
   if (c.lane() == 0) ptx::barrier_arrive(&c.s.sums_full[c.group()][which], 1);
   const bool mine = c.finishes();
   c.turn++;
-  if (!mine) return false;
+  if (!mine) return;
   wait_barrier(c.s, c.p, &c.s.sums_full[c.group()][which], parity, c.site(), Waited::SUMS_FULL, which);
   const int first = c.warp() - c.part(), row = c.lane() >> 2, output = (c.lane() & 3) * 2;
+  Results<HALVES> results;
 #pragma unroll
   for (int n = 0; n < HALVES * Sums::EIGHTS; n++) {
     float total[2];
@@ -207,7 +208,7 @@ __device__ __forceinline__ bool add_up(Consumer& c, const Part (&parts)[HALVES],
   }
   __syncwarp();
   if (c.lane() == 0) ptx::barrier_arrive(&c.s.sums_empty[c.group()][which], 1);
-  return true;
+  finish(results);
 }
 
 // Call `finish(index, results)` for every tile, in the warp that finishes it. HALVES of 8 weight rows make a tile.
@@ -220,8 +221,7 @@ __device__ __forceinline__ void each_tile(Consumer& c, int tiles, const Activati
       Part parts[HALVES];
 #pragma unroll
       for (int half = 0; half < HALVES; half++) parts[half] = Part(multiply<K>(c, ring, a));
-      Results<HALVES> results;
-      if (add_up<HALVES>(c, parts, results)) finish(index, results);
+      add_up(c, parts, [&](const Results<HALVES>& results) { finish(index, results); });
     }
     c.ring.advance(PAGES);
   }

@@ -57,15 +57,26 @@ __device__ __forceinline__ void attend_half(Consumer& c, Attention& a, RingPlace
   put_new_tokens(c, keys, 0, row, head, block, half);
   float score[4][4];
 #pragma unroll
-  for (int j = 0; j < 4; j++) {
+  for (int j = 0; j < 4; j++)
 #pragma unroll
     for (int n = 0; n < 4; n++) score[j][n] = 0;
+  // Four sums side by side, and the next block's keys under way, so that no product waits for the one before.
+  auto key = [&](int j, int k) {
+    return reinterpret_cast<const uint4*>(keys)[((half * 4 + j) * Attention::K_BLOCKS + k) * 32 + c.lane()];
+  };
+  uint4 b[2][4];
 #pragma unroll
-    for (int k = 0; k < Attention::K_BLOCKS; k++) {
-      const uint4 b = reinterpret_cast<const uint4*>(keys)[((half * 4 + j) * Attention::K_BLOCKS + k) * 32 + c.lane()];
-      ptx::multiply_add(score[j], a.query[k].x, 0, a.query[k].y, 0, b.x, b.y);
-      ptx::multiply_add(score[j], a.query[k].z, 0, a.query[k].w, 0, b.z, b.w);
-    }
+  for (int j = 0; j < 4; j++) b[0][j] = key(j, 0);
+#pragma unroll
+  for (int k = 0; k < Attention::K_BLOCKS; k++) {
+    const auto& now = b[k & 1];
+    if (k + 1 < Attention::K_BLOCKS)
+#pragma unroll
+      for (int j = 0; j < 4; j++) b[(k + 1) & 1][j] = key(j, k + 1);
+#pragma unroll
+    for (int j = 0; j < 4; j++) ptx::multiply_add(score[j], a.query[k].x, 0, a.query[k].y, 0, now[j].x, now[j].y);
+#pragma unroll
+    for (int j = 0; j < 4; j++) ptx::multiply_add(score[j], a.query[k].z, 0, a.query[k].w, 0, now[j].z, now[j].w);
   }
   release_page(c.s, c.lane(), ring.slot, 2);
   ring.advance(1);
@@ -104,14 +115,25 @@ __device__ __forceinline__ void attend_half(Consumer& c, Attention& a, RingPlace
   wait_barrier(c.s, c.p, &c.s.page_full[ring.slot], ring.parity, c.site(), Waited::PAGE_LANDED, ring.slot);
   uint8_t* values = c.s.ring[ring.slot];
   put_new_tokens(c, values, 1, row, head, block, half);
+  auto value = [&](int t) { return reinterpret_cast<const uint4*>(values)[(t * 2 + half) * 32 + c.lane()]; };
 #pragma unroll
-  for (int t = 0; t < Attention::DIM_TILES; t++) {
+  for (int j = 0; j < 4; j++) b[0][j] = value(j);
+#pragma unroll
+  for (int first = 0; first < Attention::DIM_TILES; first += 4) {
+    const auto& now = b[first / 4 & 1];
+    if (first + 4 < Attention::DIM_TILES)
+#pragma unroll
+      for (int j = 0; j < 4; j++) b[(first / 4 + 1) & 1][j] = value(first + 4 + j);
     // What is masked may be anything, and 0 times infinity is not 0.
-    const uint4 b = reinterpret_cast<const uint4*>(values)[(t * 2 + half) * 32 + c.lane()];
-    a.output[t][0] *= shrink;
-    a.output[t][1] *= shrink;
-    ptx::multiply_add(a.output[t], weights[0], 0, weights[1], 0, b.x & seen[0], b.y & seen[1]);
-    ptx::multiply_add(a.output[t], weights[2], 0, weights[3], 0, b.z & seen[2], b.w & seen[3]);
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+      a.output[first + j][0] *= shrink;
+      a.output[first + j][1] *= shrink;
+      ptx::multiply_add(a.output[first + j], weights[0], 0, weights[1], 0, now[j].x & seen[0], now[j].y & seen[1]);
+    }
+#pragma unroll
+    for (int j = 0; j < 4; j++)
+      ptx::multiply_add(a.output[first + j], weights[2], 0, weights[3], 0, now[j].z & seen[2], now[j].w & seen[3]);
   }
   release_page(c.s, c.lane(), ring.slot, 2);
 }

@@ -24,25 +24,24 @@ __device__ __forceinline__ Merged joined(const Merged& a, const Merged& b) {
                       a.output.w * x + b.output.w * y)};
 }
 
-// A share's chunks: `records` is the first of a row and KV head, `member` the query head among those of the KV head.
-__device__ __forceinline__ Merged merged_share(const float* records, int member, int dim, int share, int chunks) {
-  constexpr int TOGETHER = 2;  // loads overlap; registers are few
+// A share's chunks. `record` is the first one's of a row and KV head, `member` the query head among those of the KV head.
+__device__ __forceinline__ Merged merged_share(const float* record, int member, int dim, int chunks) {
+  constexpr int NEXT = 4 * sizes::PARTIAL_FLOATS;  // of this share
   Merged merged{-ptx::infinity(), 0, make_float4(0, 0, 0, 0)};
 #pragma unroll 1
-  for (int first = share; first < chunks; first += 4 * TOGETHER) {
-    Merged part[TOGETHER];
+  for (; chunks > 0; chunks -= 8, record += 2 * NEXT) {
+    Merged part[2];  // side by side, so that their loads overlap
 #pragma unroll
-    for (int n = 0; n < TOGETHER; n++) {
+    for (int n = 0; n < 2; n++) {
       part[n] = {-ptx::infinity(), 0, make_float4(0, 0, 0, 0)};
-      if (first + 4 * n >= chunks) continue;
-      const float* record = records + (first + 4 * n) * sizes::PARTIAL_FLOATS;
-      const uint4 words = ptx::load_shared_data(record + member * HEAD_DIM + dim);
-      part[n] = {ptx::load_shared_float(record + GROUP * HEAD_DIM + member),
-                 ptx::load_shared_float(record + GROUP * (HEAD_DIM + 1) + member),
+      if (chunks <= 4 * n) continue;
+      const uint4 words = ptx::load_shared_data(record + n * NEXT + member * HEAD_DIM + dim);
+      part[n] = {ptx::load_shared_float(record + n * NEXT + GROUP * HEAD_DIM + member),
+                 ptx::load_shared_float(record + n * NEXT + GROUP * (HEAD_DIM + 1) + member),
                  make_float4(__uint_as_float(words.x), __uint_as_float(words.y), __uint_as_float(words.z), __uint_as_float(words.w))};
     }
 #pragma unroll
-    for (int n = 0; n < TOGETHER; n++) merged = joined(merged, part[n]);
+    for (int n = 0; n < 2; n++) merged = joined(merged, part[n]);
   }
   return merged;
 }
@@ -54,12 +53,13 @@ __device__ __forceinline__ Merged from_lane(const Merged& a, int distance) {
 }
 
 // Tiles [first, first + count) of a row, into Shared::merged.
-__device__ __forceinline__ void merge_row(Shared& s, const uint8_t* partials, int row, int chunks, int first, int count, int lane) {
+__device__ __forceinline__ void merge_row(Shared& s, const Params& p, int row, int chunks, int first, int count, int lane) {
   const int index = min((lane & 7) / 2, count - 1), tile = first + index, half = lane & 1, share = lane >> 3;
   const int head = tile / HEAD_TILES, dim = tile % HEAD_TILES * 8 + half * 4;
-  const size_t record = (static_cast<size_t>(row) * sizes::KV_HEADS + head / GROUP) * isa::MAX_CHUNKS;
-  const float* records = reinterpret_cast<const float*>(partials) + record * sizes::PARTIAL_FLOATS;
-  Merged merged = merged_share(records, head % GROUP, dim, share, chunks);
+  uint32_t record = ((row * sizes::KV_HEADS + head / GROUP) * isa::MAX_CHUNKS + share) * PARTIAL_BYTES;
+  ptx::forget(record);  // or the address is kept all the time, and registers are few
+  const uint8_t* partials = buffer_at(p, static_cast<int32_t>(isa::Buffer::PARTIALS));
+  Merged merged = merged_share(reinterpret_cast<const float*>(partials + record), head % GROUP, dim, chunks - share);
   // All lanes join in the same order: the lower share first.
 #pragma unroll
   for (int distance = 8; distance <= 16; distance *= 2) {
@@ -76,8 +76,6 @@ __device__ __forceinline__ void attention_merge(Shared& s, const Params& p, cons
   auto word = [&](isa::Field field) { return __ldg(words + static_cast<int>(field)); };
   const int first_tile = word(isa::Field::FIRST_TILE), tiles = word(isa::Field::TILE_COUNT);
   const ChunkTable& table = table_for(s, word(isa::Field::WINDOW));
-  const uint8_t* partials = buffer_at(p, static_cast<int32_t>(isa::Buffer::PARTIALS));
-  uint8_t* to = buffer_at(p, static_cast<int32_t>(isa::Buffer::ATTENTION_OUT));
 #pragma unroll 1
   for (int done = 0; done < tiles; done += MERGED_TILES) {
     const int count = min(MERGED_TILES, tiles - done);
@@ -85,13 +83,14 @@ __device__ __forceinline__ void attention_merge(Shared& s, const Params& p, cons
     for (int row = 0; row < ROWS; row++) {
       const int chunks = table.rows[row].count;
       if (chunks)
-        merge_row(s, partials, row, chunks, first_tile + done, count, lane);
+        merge_row(s, p, row, chunks, first_tile + done, count, lane);
       else if (lane < count)
         reinterpret_cast<uint4*>(s.merged[lane])[row] = make_uint4(0, 0, 0, 0);
     }
     ptx::shared_before_bulk();
     __syncwarp();
     if (lane == 0) {
+      uint8_t* to = buffer_at(p, static_cast<int32_t>(isa::Buffer::ATTENTION_OUT));
       ptx::bulk_store(to + static_cast<size_t>(first_tile + done) * ROWS * 16, ptx::shared_address(s.merged), count * ROWS * 16);
       ptx::bulk_stores_done();
     }

@@ -19,6 +19,7 @@ __device__ __forceinline__ void normalize_weights(Consumer& c) {
 
 // Of the tiles that an SM owns, those of one group of warps.
 constexpr int OWN_TILES = (variant::RESIDUAL_TILES + TILE_GROUPS - 1) / TILE_GROUPS;
+constexpr int TOGETHER = OWN_TILES > 1 ? 2 : 1;  // that are added up across warps at once
 
 // Add an expert's part of a tile, weighed. A row that is not routed to it adds nothing, whatever the product is.
 __device__ __forceinline__ void add_weighed(const Consumer& c, const float (&weights)[ROWS], const Part& expert, Part& total) {
@@ -36,6 +37,22 @@ __device__ __forceinline__ void add_weighed(const Consumer& c, const float (&wei
   }
 }
 
+// Multiply the tiles of one expert.
+template <int K>
+__device__ __forceinline__ void add_expert(Consumer& c, const isa::Descriptor& task, int slot, const Activations<K>& a,
+                                           Part (&totals)[OWN_TILES]) {
+  const Route& route = c.s.route;
+#pragma unroll
+  for (int index = 0; index < OWN_TILES * TILE_GROUPS; index++) {
+    if (index >= task.tile_count) break;
+    if (c.owns_tile(index)) {
+      RingPlace ring = c.ring;
+      add_weighed(c, route.weight[slot], Part(multiply<K>(c, ring, a, route.users[slot])), totals[index / TILE_GROUPS]);
+    }
+    c.ring.advance(Columns<K>::PAGES);
+  }
+}
+
 template <int K>
 __device__ __forceinline__ void expert_down_of(Consumer& c, const isa::Descriptor& task) {
   const Route& route = c.s.route;
@@ -45,29 +62,41 @@ __device__ __forceinline__ void expert_down_of(Consumer& c, const isa::Descripto
   Part totals[OWN_TILES];
 #pragma unroll
   for (int n = 0; n < OWN_TILES; n++) totals[n] = {};
-  Activations<K> a, next;
-  load_activations<K>(c, hidden, next, route.users[0]);
-#pragma unroll 1
-  for (int slot = 0; slot < count; slot++) {
-    arrange<K>(next, a);
-    if (slot + 1 < count) load_activations<K>(c, hidden + (slot + 1) * EXPERT_BYTES, next, route.users[slot + 1]);
+  // Hidden is fetched several experts ahead: one expert's pages pass faster than a fetch takes.
+  constexpr int AHEAD = Columns<K>::REGISTERS <= 24 ? (WIDE ? 2 : 3) : 1;
+  Activations<K> next[AHEAD];
+  auto fetch = [&](int slot, Activations<K>& to) {
+    slot = min(slot, count - 1);  // past the end once more the last: nobody takes it
+    load_activations<K>(c, hidden + slot * EXPERT_BYTES, to, route.users[slot]);
+  };
 #pragma unroll
-    for (int index = 0; index < OWN_TILES * TILE_GROUPS; index++) {
-      if (index >= task.tile_count) break;
-      if (c.owns_tile(index)) {
-        RingPlace ring = c.ring;
-        add_weighed(c, route.weight[slot], Part(multiply<K>(c, ring, a, route.users[slot])), totals[index / TILE_GROUPS]);
-      }
-      c.ring.advance(Columns<K>::PAGES);
+  for (int n = 0; n < AHEAD; n++) fetch(n, next[n]);
+#pragma unroll 1
+  for (int first = 0; first < count; first += AHEAD) {
+#pragma unroll
+    for (int n = 0; n < AHEAD; n++) {
+      const int slot = first + n;
+      if (slot >= count) break;
+      Activations<K> a;
+      arrange<K>(next[n], a);
+      fetch(slot + AHEAD, next[n]);
+      add_expert<K>(c, task, slot, a, totals);
     }
   }
 #pragma unroll
-  for (int index = 0; index < OWN_TILES * TILE_GROUPS; index++) {
-    if (index >= task.tile_count || !c.owns_tile(index)) continue;
-    Results<1> results;
-    if (!add_up<1>(c, {totals[index / TILE_GROUPS]}, results)) continue;
-    each_own_row(c, [&](int row, int which) { add_residual(c, task, index, row, results.value[0][which]); });
-    publish_residual(c, task, index);
+  for (int first = 0; first < OWN_TILES; first += TOGETHER) {
+    Part parts[TOGETHER];
+#pragma unroll
+    for (int n = 0; n < TOGETHER; n++) parts[n] = first + n < OWN_TILES ? totals[first + n] : Part{};
+    add_up(c, parts, [&](const Results<TOGETHER>& results) {
+#pragma unroll
+      for (int n = 0; n < TOGETHER; n++) {
+        const int index = (first + n) * TILE_GROUPS + (TILE_GROUPS > 1 ? c.group() : 0);
+        if (index >= task.tile_count) continue;
+        each_own_row(c, [&](int row, int which) { add_residual(c, task, index, row, results.value[n][which]); });
+        publish_residual(c, task, index);
+      }
+    });
   }
   if (task.output == static_cast<int32_t>(isa::Buffer::X)) c.sequence += task.tile_count;
 }
