@@ -21,6 +21,8 @@ from headrace.model.kv import BLOCK_TOKENS, KVCache
 from headrace.model.layers import swiglu, weighed_sum
 from headrace.model.presets import NORTH_MICRO_SHAPE, PRESETS
 from headrace.model.rope import Rotation, rotate
+from headrace.model.tiled import join
+from headrace.model.varlen import read_blocks
 
 HOST = r"""
 #include <cmath>
@@ -35,6 +37,7 @@ static unsigned __float_as_uint(float value) { unsigned bits; std::memcpy(&bits,
 static float __fmul_rn(float a, float b) { return a * b; }
 static float __fadd_rn(float a, float b) { return a + b; }
 static float __fsub_rn(float a, float b) { return a - b; }
+static float __fdiv_rn(float a, float b) { return a / b; }
 static void __syncthreads() {}
 #include "passes.cu"
 Eight tile[64 * 40];
@@ -138,8 +141,34 @@ class Bench:
             assert torch.equal(ours.pages[2], theirs.pages[2])
             assert (ours.pages[2] != 0).any()
 
+    def check_read_blocks(self) -> None:
+        for head_dim in (32, 64, 128):
+            pages = self.random(6, 2, 2, BLOCK_TOKENS * head_dim)
+            blocks, rows, counts = (
+                torch.tensor(column, device=self.device)
+                for column in ([4, 1, 3, 1], [3, 70, 140, 0], [64, 64, 5, 1])
+            )
+            ours, theirs = (torch.zeros(2, 150, 2, head_dim).bfloat16().to(self.device) for _ in "ab")
+            self.passes.read_blocks(pages, blocks, rows, counts, *ours)
+            read_blocks(pages, blocks, rows, counts, *theirs)
+            assert torch.equal(ours, theirs)
+            assert (theirs[:, 3:67] != 0).any()
+            assert not theirs[:, 1:3].any()
+            assert not theirs[:, 145:].any()
 
-CHECKS = ("swiglu", "combine", "rotate", "write_blocks")
+    def check_join(self) -> None:
+        counts, turned = [40, 40, 39, 40], [False, False, True, False]
+        values = [self.random(count, 3, 16) for count in counts]
+        sums = [torch.randn(3, count, device=self.device) * 3 + 100 for count in counts]
+        ours, theirs = (self.random(40, 3, 16) for _ in "ab")
+        self.passes.join(values, sums, turned, ours)
+        join(values, sums, turned, theirs)
+        # As with swiglu; where parts cancel, more steps, but of a small number.
+        assert (ours - theirs).abs().max() <= 2**-7
+        assert (ours != theirs).float().mean() < 0.01
+
+
+CHECKS = ("swiglu", "combine", "rotate", "write_blocks", "read_blocks", "join")
 
 
 @pytest.mark.parametrize("check", CHECKS)
@@ -161,6 +190,8 @@ def test_so_they_do_on_a_gpu(check: str) -> None:
         ("combine", "rows[i]", "rows[top_k - 1 - i]"),
         ("rotate", "__fsub_rn(__fmul_rn(a", "__fadd_rn(__fmul_rn(a"),
         ("write_blocks", "8 * c + 2 * j + e", "8 * c + 4 * e + j"),
+        ("read_blocks", "(token < count)", "(token <= count)"),
+        ("join", "-rows - 1 - query", "-rows - 2 - query"),
     ],
 )
 def test_a_mistake_is_seen(tmp_path: Path, check: str, right: str, wrong: str) -> None:

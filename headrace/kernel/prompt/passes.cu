@@ -94,3 +94,69 @@ extern "C" __global__ void write_blocks(const Eight* k, const Eight* v, Eight* p
     page[size + i] = made;
   }
 }
+
+// The other way: the first counts[i] tokens of page blocks[i] to rows[i] and on of k and v, [keys, heads, eighths]
+// of Eight. A block of threads for a page and KV head.
+extern "C" __global__ void read_blocks(const Eight* pages, const long long* blocks, const long long* rows,
+                                       const long long* counts, Eight* k, Eight* v, int eighths) {
+  extern __shared__ Eight tile[];  // of V, as above
+  const int heads = gridDim.y, size = 64 * eighths, stride = eighths + 1;
+  const Eight* page = pages + (blocks[blockIdx.x] * heads + blockIdx.y) * 2 * size;
+  const int count = static_cast<int>(counts[blockIdx.x]);
+  const auto target = [&](int token, int eighth) {
+    return ((rows[blockIdx.x] + token) * heads + blockIdx.y) * eighths + eighth;
+  };
+  for (int i = threadIdx.x; i < size; i += blockDim.x) {
+    const int quarter = i % 4, e = i / 4 % 2, c = i / 8 % 4;
+    const int columns = i / 32 % (eighths / 4), j = i / (8 * eighths) % 4, half = i / (32 * eighths);
+    const int token = 32 * half + 8 * c + 2 * j + e;
+    if (token < count) k[target(token, 4 * columns + quarter)] = page[i];
+    const int tokens = 32 * (i / 32 % 2) + 8 * (i % 4), dimension = i / 64 * 8 + i / 4 % 8;
+    const Eight values = page[size + i];
+    for (int t = 0; t < 8; ++t) tile[(tokens + t) * stride + dimension / 8].at[dimension % 8] = values.at[t];
+  }
+  __syncthreads();
+  for (int i = threadIdx.x; i < count * eighths; i += blockDim.x)
+    v[target(i / eighths, i % eighths)] = tile[i / eighths * stride + i % eighths];
+}
+
+// Parts of an attention: values [rows, heads, eighths] of Eight, and logarithms of sums, float [heads, rows]. Row i
+// is query i's, or with rows < 0, of which there are -rows then, the last row is query 0's, and so on.
+constexpr int MOST_PARTS = 16;
+struct Parts {
+  const Eight* values[MOST_PARTS];
+  const float* sums[MOST_PARTS];
+  long long rows[MOST_PARTS];
+};
+
+__device__ long long row_of(long long rows, long long query) {
+  return rows < 0 ? -rows - 1 - query : query < rows ? query : -1;  // negative: there is none
+}
+
+// out [queries, heads, eighths] of Eight: the mean of `many` parts, weighed by the sums. count = its numbers of Eight.
+extern "C" __global__ void join(const Parts parts, Eight* out, long long count, int heads, int eighths, int many) {
+  const long long i = static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x;
+  if (i >= count) return;
+  const int width = heads * eighths, within = static_cast<int>(i % width), head = within / eighths;
+  const auto log_sum = [&](int p, long long row) {
+    const long long rows = parts.rows[p] < 0 ? -parts.rows[p] : parts.rows[p];
+    return parts.sums[p][head * rows + row];
+  };
+  float most = __uint_as_float(0xff800000u);  // minus infinity
+  for (int p = 0; p < many; ++p) {
+    const long long row = row_of(parts.rows[p], i / width);
+    if (row >= 0) most = fmaxf(most, log_sum(p, row));
+  }
+  float sum[8] = {}, whole = 0.0f;
+  for (int p = 0; p < many; ++p) {
+    const long long row = row_of(parts.rows[p], i / width);
+    if (row < 0) continue;
+    const float weight = expf(log_sum(p, row) - most);
+    const Eight part = parts.values[p][row * width + within];
+    whole = __fadd_rn(whole, weight);
+    for (int j = 0; j < 8; ++j) sum[j] = __fadd_rn(sum[j], __fmul_rn(wide(part.at[j]), weight));
+  }
+  Eight made;
+  for (int j = 0; j < 8; ++j) made.at[j] = narrow(__fdiv_rn(sum[j], whole));
+  out[i] = made;
+}

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -16,9 +17,10 @@ from headrace.model.config import ModelConfig
 from headrace.model.rope import Rotation
 
 SOURCE = Path(__file__).with_name("passes.cu")
-KERNELS = ("swiglu", "combine", "rotate", "write_blocks")
+KERNELS = ("swiglu", "combine", "rotate", "write_blocks", "read_blocks", "join")
 THREADS = 256
 _EIGHT = 16  # bytes
+_MOST_PARTS = 16  # that `join` takes at once
 
 
 def fits(config: ModelConfig) -> bool:
@@ -82,8 +84,33 @@ class Passes:
             "write_blocks", (len(blocks), k.shape[1]), THREADS, k, v, pages, blocks, eighths, shared=shared
         )
 
+    def read_blocks(
+        self, pages: Tensor, blocks: Tensor, rows: Tensor, counts: Tensor, k: Tensor, v: Tensor
+    ) -> None:
+        """Copy the first counts[i] tokens of page blocks[i] to rows[i] and on of k and v, for every i."""
+        eighths = k.shape[2] // 8
+        shared, grid = 64 * (eighths + 1) * _EIGHT, (len(blocks), k.shape[1])
+        self._launch("read_blocks", grid, THREADS, pages, blocks, rows, counts, k, v, eighths, shared=shared)
+
+    def join(
+        self, values: Sequence[Tensor], sums: Sequence[Tensor], turned: Sequence[bool], out: Tensor
+    ) -> None:
+        """Fill out with the mean of parts of an attention, weighed by their sums of exponentials."""
+        if len(values) > _MOST_PARTS:
+            raise ValueError(f"{len(values)} parts are more than {_MOST_PARTS}")
+        rows = [-len(part) if turn else len(part) for part, turn in zip(values, turned, strict=True)]
+        parts = Parts(*(_filled(column) for column in (values, sums, rows)))
+        heads, eighths, count = out.shape[1], out.shape[2] // 8, out.numel() // 8
+        sizes = (Long(count), heads, eighths, len(values))
+        self._launch("join", (_blocks(count), 1), THREADS, parts, out, *sizes)
+
     def _launch(
-        self, name: str, grid: tuple[int, int], threads: int, *arguments: Tensor | int | Long, shared: int = 0
+        self,
+        name: str,
+        grid: tuple[int, int],
+        threads: int,
+        *arguments: Tensor | int | Long | Parts,
+        shared: int = 0,
     ) -> None:
         values = [_packed(argument) for argument in arguments]
         pointers = np.array([value.ctypes.data for value in values], dtype=np.uint64)
@@ -110,7 +137,22 @@ class Long(int):
     """An argument of 64 bits; plain integers have 32."""
 
 
-def _packed(argument: Tensor | int) -> np.ndarray[Any, Any]:
+class Parts(NamedTuple):
+    """The struct of the same name: addresses of values and sums, and numbers of rows."""
+
+    values: np.ndarray[Any, Any]
+    sums: np.ndarray[Any, Any]
+    rows: np.ndarray[Any, Any]
+
+
+def _filled(column: Sequence[Tensor] | Sequence[int]) -> np.ndarray[Any, Any]:
+    words = [int(_packed(entry)[0]) if isinstance(entry, Tensor) else entry for entry in column]
+    return np.array(words + [0] * (_MOST_PARTS - len(words)), dtype=np.int64)
+
+
+def _packed(argument: Tensor | int | Parts) -> np.ndarray[Any, Any]:
+    if isinstance(argument, Parts):
+        return np.concatenate(argument)
     if isinstance(argument, Tensor):
         if not argument.is_contiguous():
             raise ValueError("the kernels take contiguous tensors")
