@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headrace.kernel.build import compile_source
+from headrace.kernel.build import build_source
 from headrace.kernel.device import DeviceError
 from headrace.model.config import ModelConfig
 from headrace.model.rope import Rotation
@@ -48,7 +48,7 @@ class Passes:
         from cuda.bindings import driver
 
         self._driver: Any = driver
-        cubin, _ = compile_source(SOURCE.read_text(), {})
+        cubin = build_source(SOURCE.read_text(), {}).cubin
         torch.cuda.current_stream()  # makes the device's primary context the current one
         module = self._call("cuModuleLoadData", cubin)
         self._functions = {name: self._call("cuModuleGetFunction", module, name.encode()) for name in KERNELS}
