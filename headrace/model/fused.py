@@ -49,3 +49,12 @@ class Fused(Protocol):
         turned[i]; sums[i], float32 [heads, n], are the logarithms of its sums of exponentials. All is added
         in float32, in the order of the parts, and rounded once.
         """
+
+    def choose(self, logits: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
+        """The top_k experts of each token, int64, ascending, and the sigmoids of their logits, float32.
+
+        Both are [tokens, top_k], `logits` float32 [tokens, experts]; of equal ones the first are chosen.
+        """
+
+    def group(self, ids: Tensor, experts: int) -> tuple[Tensor, Tensor, Tensor]:
+        """As `layers.group`."""

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from headrace.kernel.build import compile_source, resources_of
 from headrace.kernel.prompt.passes import KERNELS, SOURCE, Passes, _packed, available, fits
-from headrace.model.config import KVGroup, Rope
+from headrace.model.config import KVGroup, MoEMLP, Rope
 from headrace.model.kv import BLOCK_TOKENS, KVCache
-from headrace.model.layers import swiglu, weighed_sum
+from headrace.model.layers import group, route, swiglu, weighed_sum
 from headrace.model.presets import NORTH_MICRO_SHAPE, PRESETS
 from headrace.model.rope import Rotation, rotate
 from headrace.model.tiled import join
@@ -167,8 +167,31 @@ class Bench:
         assert (ours - theirs).abs().max() <= 2**-7
         assert (ours != theirs).float().mean() < 0.01
 
+    def check_choose(self) -> None:
+        """Ties, both zeros, infinities and what is no number included."""
+        logits = torch.randint(-6, 7, (150, 24)).float() / 2
+        logits[:40, 5] = -torch.inf
+        logits[80:100] = -1.0
+        logits[80:100, 3], logits[80:100, 4:12] = -0.0, 0.0
+        logits[40:60, 7] = torch.inf
+        logits[60:80, 20] = torch.nan
+        logits[100:] = torch.randn(50, 24)
+        logits = logits.to(self.device)
+        mlp = MoEMLP(width=8, experts=24, top_k=5)
+        ids, weights = self.passes.choose(logits, 5)
+        right_ids, right = route(logits, mlp)
+        assert torch.equal(ids, right_ids)
+        assert torch.allclose(weights, right, rtol=1e-6, equal_nan=True)
 
-CHECKS = ("swiglu", "combine", "rotate", "write_blocks", "read_blocks", "join")
+    def check_group(self) -> None:
+        for tokens in (1, 300):
+            ids = torch.rand(tokens, 12).argsort(dim=-1)[:, :5].sort(dim=-1).values.to(self.device)
+            ids[ids == 3] = 2  # an expert that nobody uses, and one that some use twice
+            for ours, theirs in zip(self.passes.group(ids, 12), group(ids, 12), strict=True):
+                assert torch.equal(ours, theirs)
+
+
+CHECKS = ("swiglu", "combine", "rotate", "write_blocks", "read_blocks", "join", "choose", "group")
 
 
 @pytest.mark.parametrize("check", CHECKS)
@@ -191,6 +214,9 @@ def test_so_they_do_on_a_gpu(check: str) -> None:
         ("rotate", "__fsub_rn(__fmul_rn(a", "__fadd_rn(__fmul_rn(a"),
         ("write_blocks", "8 * c + 2 * j + e", "8 * c + 4 * e + j"),
         ("read_blocks", "(token < count)", "(token <= count)"),
+        ("choose", "1.0f + expf(-each[j])", "1.0f + expf(each[j])"),
+        ("choose", "value + 0.0f", "value"),
+        ("group", "slot / top_k", "slot % top_k"),
         ("join", "-rows - 1 - query", "-rows - 2 - query"),
     ],
 )

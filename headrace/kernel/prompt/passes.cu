@@ -160,3 +160,70 @@ extern "C" __global__ void join(const Parts parts, Eight* out, long long count, 
   for (int j = 0; j < 8; ++j) made.at[j] = narrow(__fdiv_rn(sum[j], whole));
   out[i] = made;
 }
+
+// Numbers in the order of their sizes, as integers: zeros are equal, what is no number comes last.
+__device__ int ordered(float value) {
+  if (value != value) return 0x7fffffff;
+  const int bits = static_cast<int>(__float_as_uint(value + 0.0f));
+  return bits ^ ((bits >> 31) & 0x7fffffff);
+}
+
+// The top_k largest of each token's 4 * fours logits, of equal ones the first, by index, and their sigmoids:
+// logits are float [tokens, 4 * fours], ids and weights [tokens, top_k]. A thread a token.
+extern "C" __global__ void choose(const float4* logits, long long* ids, float* weights, int tokens, int fours,
+                                  int top_k) {
+  const int token = blockIdx.x * blockDim.x + threadIdx.x;
+  if (token >= tokens) return;
+  const float4* row = logits + static_cast<long long>(token) * fours;
+  int last = 0x7fffffff, at = -1;  // the one found last: the next is smaller, or as large and after it
+  for (int i = 0; i < top_k; ++i) {
+    int most = static_cast<int>(0x80000000u), best = -1;
+    for (int four = 0; four < fours; ++four) {
+      const float4 values = row[four];
+      const int keys[] = {ordered(values.x), ordered(values.y), ordered(values.z), ordered(values.w)};
+      for (int j = 0; j < 4; ++j) {
+        const int expert = 4 * four + j;
+        if (keys[j] > most && (keys[j] < last || (keys[j] == last && expert > at))) {
+          most = keys[j];
+          best = expert;
+        }
+      }
+    }
+    last = most;
+    at = best;
+  }
+  long long out = static_cast<long long>(token) * top_k;
+  for (int four = 0; four < fours; ++four) {
+    const float4 values = row[four];
+    const float each[] = {values.x, values.y, values.z, values.w};
+    for (int j = 0; j < 4; ++j) {
+      const int key = ordered(each[j]), expert = 4 * four + j;
+      if (key < last || (key == last && expert > at)) continue;
+      ids[out] = expert;
+      weights[out++] = __fdiv_rn(1.0f, 1.0f + expf(-each[j]));
+    }
+  }
+}
+
+// How many of each SLOTS slots are each expert's: ids [slots], counts [experts, blocks]. A thread an expert.
+constexpr int SLOTS = 512;
+extern "C" __global__ void count_slots(const long long* ids, int* counts, int slots) {
+  const int begin = blockIdx.x * SLOTS, end = begin + SLOTS < slots ? begin + SLOTS : slots;
+  int count = 0;
+  for (int slot = begin; slot < end; ++slot) count += ids[slot] == threadIdx.x;
+  counts[threadIdx.x * gridDim.x + blockIdx.x] = count;
+}
+
+// The place of every slot among all, sorted by expert, and the token at every place; ends are the sums of counts
+// so far, these included.
+extern "C" __global__ void place_slots(const long long* ids, const int* counts, const int* ends, int* places,
+                                       long long* tokens, int slots, int top_k) {
+  const int begin = blockIdx.x * SLOTS, end = begin + SLOTS < slots ? begin + SLOTS : slots;
+  const int own = threadIdx.x * gridDim.x + blockIdx.x;
+  int place = ends[own] - counts[own];
+  for (int slot = begin; slot < end; ++slot) {
+    if (ids[slot] != threadIdx.x) continue;
+    places[slot] = place;
+    tokens[place++] = slot / top_k;
+  }
+}

@@ -13,21 +13,27 @@ from torch import Tensor
 
 from headrace.kernel.build import build_source
 from headrace.kernel.device import DeviceError
-from headrace.model.config import ModelConfig
+from headrace.model.config import ModelConfig, MoEMLP
 from headrace.model.rope import Rotation
 
 SOURCE = Path(__file__).with_name("passes.cu")
-KERNELS = ("swiglu", "combine", "rotate", "write_blocks", "read_blocks", "join")
+KERNELS = (
+    *("swiglu", "combine", "rotate", "write_blocks", "read_blocks", "join"),
+    *("choose", "count_slots", "place_slots"),
+)
 THREADS = 256
 _EIGHT = 16  # bytes
+_SLOTS = 512  # that a block of `count_slots` and `place_slots` takes
 _MOST_PARTS = 16  # that `join` takes at once
 
 
 def fits(config: ModelConfig) -> bool:
     """Whether the kernels take a model's sizes: they move eight numbers, and pages 32 columns, at a time."""
     widths = [config.hidden_size, *(layer.mlp.width for layer in config.layers)]
+    routed = [layer.mlp for layer in config.layers if isinstance(layer.mlp, MoEMLP)]
     return (
-        all(width % 8 == 0 for width in widths)
+        all(mlp.experts % 4 == 0 and mlp.experts <= 1024 for mlp in routed)
+        and all(width % 8 == 0 for width in widths)
         and config.hidden_size <= 8 * 1024  # a thread each, of one block
         and config.head_dim % 32 == 0
         and config.head_dim <= 256
@@ -103,6 +109,28 @@ class Passes:
         heads, eighths, count = out.shape[1], out.shape[2] // 8, out.numel() // 8
         sizes = (Long(count), heads, eighths, len(values))
         self._launch("join", (_blocks(count), 1), THREADS, parts, out, *sizes)
+
+    def choose(self, logits: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
+        """The experts with the largest logits [tokens, experts], ascending, and the sigmoids of these."""
+        tokens, experts = logits.shape
+        ids = torch.empty(tokens, top_k, dtype=torch.int64, device=logits.device)
+        weights = logits.new_empty(tokens, top_k)
+        threads = 64  # as many blocks as a GPU has multiprocessors, at 8192 tokens
+        grid = (-(-tokens // threads), 1)
+        self._launch("choose", grid, threads, logits, ids, weights, tokens, experts // 4, top_k)
+        return ids, weights
+
+    def group(self, ids: Tensor, experts: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Slots [tokens, top_k] sorted by expert: the tokens in this order, each slot's place, and ends."""
+        slots, top_k = ids.numel(), ids.shape[1]
+        grid = (-(-slots // _SLOTS), 1)
+        counts = torch.empty(experts, grid[0], dtype=torch.int32, device=ids.device)
+        self._launch("count_slots", grid, experts, ids, counts, slots)
+        ends = counts.flatten().cumsum(0, dtype=torch.int32).view_as(counts)
+        places = torch.empty(ids.shape, dtype=torch.int32, device=ids.device)
+        tokens = torch.empty(slots, dtype=torch.int64, device=ids.device)
+        self._launch("place_slots", grid, experts, ids, counts, ends, places, tokens, slots, top_k)
+        return tokens, places, ends[:, -1].contiguous()
 
     def _launch(
         self,
