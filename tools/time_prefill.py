@@ -44,6 +44,7 @@ def main() -> None:
     parser.add_argument("--plain", action="store_true", help="without the fused steps")
     parser.add_argument("--flash", action="store_true", help="without cuDNN's attention")
     parser.add_argument("--level", action="store_true", help="no priority over the unpacking of weights")
+    parser.add_argument("--unpack-blocks", type=int, help="few leave multiprocessors to the pass")
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--parts", action="store_true")
     options = parser.parse_args()
@@ -51,6 +52,7 @@ def main() -> None:
     config = replace(config, layers=config.layers[: options.layers])
     if options.flash:
         tiled.LEAST = sys.maxsize
+    Passes.unpack_blocks = options.unpack_blocks
     begun = time.monotonic()
     weights = pack_synthetic(config, device="cuda", dtype=torch.bfloat16)
     torch.cuda.synchronize()
@@ -78,7 +80,7 @@ class Timer:
         self.prompt = [generator.randrange(config.vocab_size) for _ in range(most)]
         model = packed_model(weights)
         if fused:
-            print("fused steps are taken" if fuse(model, cache) else "fused steps cannot be taken")
+            print("fused steps are taken" if fuse(model, cache, weights) else "fused steps cannot be taken")
         self.backend = TorchBackend(model, cache, max_rows=1, ahead=not level)
 
     def run(self, tokens: int, chunk: int) -> list[float]:

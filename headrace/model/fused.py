@@ -58,3 +58,10 @@ class Fused(Protocol):
 
     def group(self, ids: Tensor, experts: int) -> tuple[Tensor, Tensor, Tensor]:
         """As `layers.group`."""
+
+    def unpack(self, stored: Tensor, out: Tensor, *, paired: bool) -> None:
+        """Copy matrices packed as `headrace.step.layout` says to out [matrices, rows, columns].
+
+        8 divides the rows, and 32 the columns. `paired`: gate and up rows lie in turn in `stored`, and one
+        after the other in `out`.
+        """

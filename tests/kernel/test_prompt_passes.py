@@ -16,13 +16,15 @@ from torch import Tensor
 
 from headrace.kernel.build import compile_source, resources_of
 from headrace.kernel.prompt.passes import KERNELS, SOURCE, Passes, _packed, available, fits
-from headrace.model.config import KVGroup, MoEMLP, Rope
+from headrace.model.config import DenseMLP, KVGroup, MoEMLP, Rope
 from headrace.model.kv import BLOCK_TOKENS, KVCache
 from headrace.model.layers import group, route, swiglu, weighed_sum
-from headrace.model.presets import NORTH_MICRO_SHAPE, PRESETS
+from headrace.model.presets import NORTH_MICRO_SHAPE, PRESETS, north_layers
 from headrace.model.rope import Rotation, rotate
+from headrace.model.synthetic import synthetic_model
 from headrace.model.tiled import join
 from headrace.model.varlen import read_blocks
+from headrace.step.pack import pack_model
 
 HOST = r"""
 #include <cmath>
@@ -190,8 +192,27 @@ class Bench:
             for ours, theirs in zip(self.passes.group(ids, 12), group(ids, 12), strict=True):
                 assert torch.equal(ours, theirs)
 
+    def check_unpack(self) -> None:
+        """Experts' matrices, in fewer blocks than there is to do and in more."""
+        routed = MoEMLP(width=96, experts=4, top_k=2)
+        layers = north_layers(3, window=64, dense=DenseMLP(width=64), routed=routed)
+        model = synthetic_model(
+            replace(NORTH_MICRO_SHAPE, hidden_size=64, layers=layers), dtype=torch.bfloat16
+        )
+        packed = pack_model(model, device=self.device, dtype=torch.bfloat16)
+        packed.fused = self.passes
+        for blocks in (None, 1):
+            self.passes.unpack_blocks = blocks
+            for name in ("gate_up", "down"):
+                name = f"blocks.2.mlp.experts.{name}"
+                right = model.get_parameter(name).to(self.device)
+                out = torch.zeros_like(right)
+                assert packed._experts(name, out) is not None
+                packed.unpack(name, out)
+                assert torch.equal(out, right)
 
-CHECKS = ("swiglu", "combine", "rotate", "write_blocks", "read_blocks", "join", "choose", "group")
+
+CHECKS = ("swiglu", "combine", "rotate", "write_blocks", "read_blocks", "join", "choose", "group", "unpack")
 
 
 @pytest.mark.parametrize("check", CHECKS)
@@ -217,6 +238,7 @@ def test_so_they_do_on_a_gpu(check: str) -> None:
         ("choose", "1.0f + expf(-each[j])", "1.0f + expf(each[j])"),
         ("choose", "value + 0.0f", "value"),
         ("group", "slot / top_k", "slot % top_k"),
+        ("unpack", "r % 2 * (rows / 2)", "r % 2 * (rows / 4)"),
         ("join", "-rows - 1 - query", "-rows - 2 - query"),
     ],
 )

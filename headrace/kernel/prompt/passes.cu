@@ -227,3 +227,25 @@ extern "C" __global__ void place_slots(const long long* ids, const int* counts, 
     tokens[place++] = slot / top_k;
   }
 }
+
+// A packed matrix, tiles of 8 rows by columns of 32 in turn (headrace/step/layout.py), to out [matrices, rows,
+// columns], both of Eight, count in all. paired: a tile's rows are in turn of the upper and of the lower half. Any
+// number of blocks does: few leave the other multiprocessors to what runs beside.
+extern "C" __global__ void unpack(const Eight* stored, Eight* out, unsigned count, unsigned columns, unsigned rows,
+                                  int paired) {
+  const unsigned stride = gridDim.x * blockDim.x, tiles = rows / 8;
+  for (unsigned first = blockIdx.x * blockDim.x + threadIdx.x; first < count; first += 8 * stride) {
+    Eight held[8];
+#pragma unroll
+    for (int j = 0; j < 8; ++j)
+      if (first + j * stride < count) held[j] = stored[first + j * stride];
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      const unsigned i = first + j * stride;
+      if (i >= count) break;
+      const unsigned tile = i / columns, within = i % columns, r = within / 4 % 8, t = tile % tiles;
+      const unsigned row = paired ? 4 * t + r / 2 + r % 2 * (rows / 2) : 8 * t + r;
+      out[(tile / tiles * rows + row) * (columns / 8) + within / 32 * 4 + within % 4] = held[j];
+    }
+  }
+}

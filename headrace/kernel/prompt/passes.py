@@ -19,7 +19,7 @@ from headrace.model.rope import Rotation
 SOURCE = Path(__file__).with_name("passes.cu")
 KERNELS = (
     *("swiglu", "combine", "rotate", "write_blocks", "read_blocks", "join"),
-    *("choose", "count_slots", "place_slots"),
+    *("choose", "count_slots", "place_slots", "unpack"),
 )
 THREADS = 256
 _EIGHT = 16  # bytes
@@ -48,7 +48,12 @@ def available(device: torch.device) -> bool:
 
 
 class Passes:
-    """`headrace.model.fused.Fused` on the current GPU. All tensors are contiguous."""
+    """`headrace.model.fused.Fused` on the current GPU. All tensors are contiguous.
+
+    `unpack` runs in `unpack_blocks` blocks: in many that end soon, if it is None.
+    """
+
+    unpack_blocks: int | None = None
 
     def __init__(self) -> None:
         from cuda.bindings import driver
@@ -131,6 +136,15 @@ class Passes:
         tokens = torch.empty(slots, dtype=torch.int64, device=ids.device)
         self._launch("place_slots", grid, experts, ids, counts, ends, places, tokens, slots, top_k)
         return tokens, places, ends[:, -1].contiguous()
+
+    def unpack(self, stored: Tensor, out: Tensor, *, paired: bool) -> None:
+        """Copy packed matrices, one-dimensional, to out [matrices, rows, columns]."""
+        _, rows, columns = out.shape
+        count = out.numel() // 8
+        if count >= 2**31 or stored.numel() != out.numel():
+            raise ValueError(f"{stored.numel()} numbers cannot be unpacked to {tuple(out.shape)}")
+        grid = (self.unpack_blocks or -(-count // (8 * THREADS)), 1)
+        self._launch("unpack", grid, THREADS, stored, out, count, columns, rows, int(paired))
 
     def _launch(
         self,
