@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from headrace.model.checkpoint import read_config
+from headrace.model.config import ModelConfig
 from headrace.model.progress import Progress, tracked
 from headrace.model.shards import shard_files
 from headrace.step.pack import PackedWeights, pack_checkpoint
@@ -64,7 +65,7 @@ def pack_kept(
     """
     place = place_of(path, folder, dtype)
     try:
-        return read(place, path, device=device, dtype=dtype, progress=progress)
+        return read(place, read_config(path), device=device, dtype=dtype, progress=progress)
     except FileNotFoundError:
         pass
     except (DamagedError, OSError) as error:
@@ -92,16 +93,16 @@ def place_of(path: Path, folder: Path, dtype: torch.dtype) -> Path:
 
 def read(
     place: Path,
-    path: Path,
+    config: ModelConfig,
     *,
     device: torch.device | str,
     dtype: torch.dtype,
     progress: Progress | None = None,
 ) -> PackedWeights:
-    """The weights of the checkpoint at `path`, kept in `place`. Raises DamagedError or OSError."""
+    """The weights that are kept in `place`. Raises DamagedError or OSError."""
     with place.open("rb") as file:
         sums = _read_end(file.fileno(), os.fstat(file.fileno()).st_size)
-        packed = PackedWeights(read_config(path), device=device, dtype=dtype)
+        packed = PackedWeights(config, device=device, dtype=dtype)
         pieces = list(_pieces(packed))
         if len(sums) != len(pieces):
             raise DamagedError(f"it has {len(sums)} pieces instead of {len(pieces)}")

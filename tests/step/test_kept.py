@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from headrace.load import resolve
+from headrace.model.checkpoint import read_config
 from headrace.step import kept
 from headrace.step.kept import DamagedError, pack_kept, place_of, read
 from headrace.step.pack import PackedWeights, pack_checkpoint
@@ -76,11 +77,11 @@ def test_what_is_damaged_is_seen_and_made_again(
             content[arrays] = 0xFF
     file.write_bytes(content)
     with pytest.raises(DamagedError):
-        read(file, checkpoint, device="cpu", dtype=torch.bfloat16)
+        read(file, read_config(checkpoint), device="cpu", dtype=torch.bfloat16)
     with caplog.at_level(logging.WARNING):
         assert same(pack(checkpoint, folder), right)
     assert "cannot be used" in caplog.text
-    assert same(read(kept_file(folder), checkpoint, device="cpu", dtype=torch.bfloat16), right)
+    assert same(read(kept_file(folder), read_config(checkpoint), device="cpu", dtype=torch.bfloat16), right)
 
 
 @pytest.mark.parametrize("change", ["touched", "config", "type", "code"])
