@@ -140,7 +140,8 @@ class LLM:
     `source` is a Hugging Face folder, a .gguf file, or a built-in name such as "smollm2"; or None with
     `synthetic` naming a geometry to fill with random weights. `options` are the fields of EngineOptions.
     `sampling` is what holds for a prompt without parameters: what the checkpoint's generation_config.json
-    asks for, unless `generation_config` is "none".
+    asks for, unless `generation_config` is "none". `weights_cache` is where packed weights are kept for the
+    next start, as in `headrace.load.load`.
 
     Raises SourceError, CheckpointError or OptionError, whose message says what to change.
     """
@@ -153,6 +154,7 @@ class LLM:
         device: str = "auto",
         dtype: str = "auto",
         generation_config: str = "model",
+        weights_cache: str = "auto",
         progress: Progress | None = None,
         **options: Any,
     ) -> None:
@@ -164,6 +166,7 @@ class LLM:
             dtype=dtype,
             options=engine_options,
             generation_config=generation_config,
+            weights_cache=weights_cache,
             progress=progress,
         )
         engine = AsyncEngine(

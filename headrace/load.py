@@ -19,6 +19,7 @@ from headrace.model.progress import Progress
 from headrace.model.synthetic import preset, synthetic_model
 from headrace.model.tokenizer import Tokenizer
 from headrace.model.transformer import Model
+from headrace.step.kept import default_folder, pack_kept
 from headrace.step.pack import PackedWeights, pack_checkpoint, pack_synthetic
 from headrace.step.packed_model import packed_model
 
@@ -71,12 +72,15 @@ def load(
     dtype: str = "auto",
     options: EngineOptions | None = None,
     generation_config: str = "model",
+    weights_cache: str = "auto",
     progress: Progress | None = None,
 ) -> Loaded:
     """Load the checkpoint at `source`, or make the synthetic model called `synthetic` (one of the two).
 
     For an engine with `options` under which the kernel decodes, the weights are packed as they are read: one
-    copy of them serves kernel and prompts. Without `options` the model is a plain one.
+    copy of them serves kernel and prompts. Without `options` the model is a plain one. Packed weights are
+    kept on disk for the next start: in the folder `weights_cache`, in the user's cache if it is auto, or
+    nowhere if it is none. Synthetic ones are not.
 
     `device` is auto (CUDA if there is one), cpu or cuda. `dtype` is auto, bfloat16 or float32; auto is
     bfloat16 on a GPU and float32 on a CPU. `generation_config` is model, for the sampling that the
@@ -98,7 +102,7 @@ def load(
     path = resolve(source)
     tokenizer = Tokenizer.from_pretrained(path)
     sampling = sampling_defaults(path) if generation_config == "model" else {}
-    model, weights = _read(path, target, precision, options, progress)
+    model, weights = _read(path, target, precision, options, _cache_folder(weights_cache), progress)
     return Loaded(_served_name(source, path), model, tokenizer, weights, sampling)
 
 
@@ -120,12 +124,22 @@ def _read(
     device: torch.device,
     dtype: torch.dtype,
     options: EngineOptions | None,
+    cache: Path | None,
     progress: Progress | None,
 ) -> tuple[Model, PackedWeights | None]:
     if not _is_packed(read_config(path), device, dtype, options):
         return load_model(path, device=device, dtype=dtype, progress=progress), None
-    weights = pack_checkpoint(path, device=device, dtype=dtype, progress=progress)
+    if cache is None:
+        weights = pack_checkpoint(path, device=device, dtype=dtype, progress=progress)
+    else:
+        weights = pack_kept(path, cache, device=device, dtype=dtype, progress=progress)
     return packed_model(weights), weights
+
+
+def _cache_folder(name: str) -> Path | None:
+    if name == "none":
+        return None
+    return default_folder() if name == "auto" else Path(name).expanduser()
 
 
 def _is_packed(

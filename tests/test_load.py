@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,7 +19,10 @@ SOURCES: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("source", SOURCES, ids=["checkpoint", "synthetic"])
-def test_packed_and_plain_models_agree(source: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_packed_and_plain_models_agree(
+    source: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     options = EngineOptions()
     plain = load(**source, device="cpu", dtype="bfloat16", options=options)
     assert plain.weights is None
@@ -28,3 +32,21 @@ def test_packed_and_plain_models_agree(source: dict[str, Any], monkeypatch: pyte
     tokens = torch.arange(100)[None]
     assert torch.equal(packed.model.full(tokens), plain.model.full(tokens))
     assert load(**source, device="cpu", dtype="bfloat16").weights is None, "nobody said what for"
+    kept = list((tmp_path / "headrace" / "weights").glob("*"))
+    assert len(kept) == (source["source"] is not None), "synthetic weights are not kept"
+
+
+@pytest.mark.parametrize("where", ["here", "none"])
+def test_packed_weights_are_kept_where_one_says(
+    where: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(loading, "choose_decode", lambda *parts, **named: "kernel")
+    folder = tmp_path / where
+    options = EngineOptions()
+    for _ in range(2):
+        chosen = "none" if where == "none" else str(folder)
+        loaded = load("north-micro", device="cpu", dtype="bfloat16", options=options, weights_cache=chosen)
+        assert loaded.weights is not None
+    assert not (tmp_path / "cache").exists()
+    assert folder.exists() == (where == "here")

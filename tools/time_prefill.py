@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import random
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,12 +19,14 @@ from torch.nn import functional
 
 from headrace.engine.decode import fuse
 from headrace.engine.torch_backend import TorchBackend
-from headrace.model import varlen
+from headrace.kernel.prompt import passes
+from headrace.kernel.prompt.passes import Passes
+from headrace.model import tiled
 from headrace.model.batch import Span
 from headrace.model.config import KVGroup, ModelConfig, MoEMLP
 from headrace.model.kv import KVCache, blocks_for
 from headrace.model.synthetic import preset
-from headrace.model.varlen import Varlen
+from headrace.model.varlen import attend_varlen, plan_varlen
 from headrace.step.pack import PackedWeights, pack_synthetic
 from headrace.step.packed_model import packed_model
 
@@ -39,16 +42,22 @@ def main() -> None:
     parser.add_argument("--chunk", type=int, nargs="*", default=[8192])
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--plain", action="store_true", help="without the fused steps")
+    parser.add_argument("--flash", action="store_true", help="without cuDNN's attention")
+    parser.add_argument("--level", action="store_true", help="no priority over the unpacking of weights")
+    parser.add_argument("--unpack-blocks", type=int, help="few leave multiprocessors to the pass")
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--parts", action="store_true")
     options = parser.parse_args()
     config = preset(options.shape)
     config = replace(config, layers=config.layers[: options.layers])
+    if options.flash:
+        tiled.LEAST = sys.maxsize
+    Passes.unpack_blocks = options.unpack_blocks
     begun = time.monotonic()
     weights = pack_synthetic(config, device="cuda", dtype=torch.bfloat16)
     torch.cuda.synchronize()
     print(f"{weights.map.bytes / 1e9:.1f} GB of weights in {time.monotonic() - begun:.1f} s", flush=True)
-    timer = Timer(config, weights, max(options.tokens), not options.plain)
+    timer = Timer(config, weights, max(options.tokens), not options.plain, options.level)
     for tokens in options.tokens:
         for chunk in options.chunk:
             timer.report(tokens, chunk, options.repeats)
@@ -61,7 +70,9 @@ def main() -> None:
 class Timer:
     """A model with a KV pool for one prompt."""
 
-    def __init__(self, config: ModelConfig, weights: PackedWeights, most: int, fused: bool) -> None:
+    def __init__(
+        self, config: ModelConfig, weights: PackedWeights, most: int, fused: bool, level: bool
+    ) -> None:
         blocks = blocks_for(most)
         generator = random.Random(0)
         cache = KVCache(config, dict.fromkeys(KVGroup, blocks), dtype=torch.bfloat16, device="cuda")
@@ -69,8 +80,8 @@ class Timer:
         self.prompt = [generator.randrange(config.vocab_size) for _ in range(most)]
         model = packed_model(weights)
         if fused:
-            print("fused steps are taken" if fuse(model, cache) else "fused steps cannot be taken")
-        self.backend = TorchBackend(model, cache, max_rows=1)
+            print("fused steps are taken" if fuse(model, cache, weights) else "fused steps cannot be taken")
+        self.backend = TorchBackend(model, cache, max_rows=1, ahead=not level)
 
     def run(self, tokens: int, chunk: int) -> list[float]:
         """Seconds of each chunk."""
@@ -122,23 +133,23 @@ def parts(config: ModelConfig, weights: PackedWeights, tokens: int) -> None:
     )
     ends = torch.arange(1, mlp.experts + 1, device="cuda", dtype=torch.int32) * (slots // mlp.experts)
     rows, inner = random_values(slots, hidden), random_values(slots, mlp.width)
-    borders = torch.tensor([0, tokens], dtype=torch.int32, device="cuda")
     square, wide = random_values(heads * dim, hidden), random_values(config.num_kv_heads * dim, hidden)
-    name = f"blocks.{layer}.mlp.experts.gate_up"
+    matrix = f"blocks.{layer}.mlp.experts.gate_up"
     scores = torch.randn(tokens, mlp.experts, device="cuda")
 
-    def flash(window: int | None) -> Callable[[], object]:
-        plan = Varlen((0, tokens), (0, tokens), (borders, borders), window, None, ())
-        return lambda: varlen.flash(q, k, v, plan)
+    device = torch.device("cuda")
+    fused = Passes() if passes.fits(config) else None
+    past = tokens if config.window is None else max(tokens, config.window)
+    pages = random_values(blocks_for(past) + blocks_for(tokens), config.num_kv_heads, 2, 64 * dim)
 
-    def cudnn() -> object:
-        from torch.nn.attention import SDPBackend, sdpa_kernel
+    def attention(window: int | None, tile: int | None, start: int = 0) -> Callable[[], object]:
+        tables = dict.fromkeys(KVGroup, range(len(pages)))
+        plan = plan_varlen([Span(range(tokens), start, tables)], KVGroup.FULL, window, device, tile)
+        return lambda: attend_varlen(q, k, v, pages, plan, fused)
 
-        with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
-            queries, keys, values = (x.transpose(0, 1)[None] for x in (q, k, v))
-            return functional.scaled_dot_product_attention(
-                queries, keys, values, is_causal=True, enable_gqa=True
-            )
+    def cudnn(queries: int, keys: int, *, causal: bool) -> Callable[[], object]:
+        given = q[:queries], k[:keys], v[:keys]
+        return lambda: tiled.cudnn(*given, causal=causal, joined=True)
 
     pairs = tokens * (tokens + 1) / 2
     window = config.window or tokens
@@ -157,12 +168,23 @@ def parts(config: ModelConfig, weights: PackedWeights, tokens: int) -> None:
         lambda: functional.grouped_mm(inner, down.transpose(1, 2), offs=ends),
         product * slots * mlp.width,
     )
-    show("flash, full", flash(None), per_pair * pairs)
-    show("flash, window", flash(window), per_pair * seen)
-    show("cudnn, full", cudnn, per_pair * pairs)
+    far, wide_seen = tokens * past + pairs, tokens * window
+    for name, tile in (("flash", None), ("tiles", tiled.TILE)):
+        show(f"{name}, full", attention(None, tile), per_pair * pairs)
+        show(f"{name}, window", attention(window, tile), per_pair * seen)
+        show(f"{name}, full, past of {past}", attention(None, tile, past), per_pair * far)
+        show(f"{name}, window, past of {past}", attention(window, tile, past), per_pair * wide_seen)
+    half = tokens // 2
+    show("cudnn, causal, half", cudnn(half, half, causal=True), per_pair * half * half / 2)
+    show("cudnn, causal, half less 1", cudnn(half - 1, half - 1, causal=True), per_pair * half * half / 2)
+    show("cudnn, rectangle", cudnn(tokens, tokens, causal=False), per_pair * tokens * tokens)
+    begun = time.monotonic()
+    cudnn(half - 3, half - 3, causal=True)()
+    torch.cuda.synchronize()
+    print(f"cudnn, the first of a shape: {1e3 * (time.monotonic() - begun):.0f} ms")
     show("sort of scores", lambda: scores.sort(dim=-1, descending=True, stable=True), moved=scores.nbytes * 2)
     show("rows picked", lambda: h[torch.arange(slots, device="cuda") // mlp.top_k], moved=2.0 * rows.nbytes)
-    show("unpacking up", lambda: weights.unpack(name, gate_up), moved=2.0 * gate_up.nbytes)
+    show("unpacking up", lambda: weights.unpack(matrix, gate_up), moved=2.0 * gate_up.nbytes)
 
 
 def show(what: str, work: Callable[[], object], operations: float = 0, moved: float = 0) -> None:

@@ -69,6 +69,15 @@ class ModelFlags:
         ),
     ] = "model"
 
+    weights_cache: Annotated[
+        str,
+        typer.Option(
+            metavar="auto|none|FOLDER",
+            help="Where weights packed for the decode kernel are kept for the next start, as large as the "
+            "model; auto is ~/.cache/headrace/weights.",
+        ),
+    ] = "auto"
+
     def load(self, options: EngineOptions) -> Loaded:
         """The model for an engine with `options`, with progress bars while it loads."""
         from headrace.load import load
@@ -81,6 +90,7 @@ class ModelFlags:
                 dtype=self.dtype,
                 options=options,
                 generation_config=self.generation_config,
+                weights_cache=self.weights_cache,
                 progress=bars,
             )
 

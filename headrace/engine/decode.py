@@ -73,7 +73,7 @@ def make_backend(
     if decode == "oracle":
         oracle = OracleBackend(model, cache, max_rows=rows, max_steps=steps)
         return oracle, oracle
-    fuse(model, cache)
+    fuse(model, cache, weights)
     torch_backend = TorchBackend(model, cache, max_rows=rows, max_steps=steps)
     if decode == "torch":
         return torch_backend, torch_backend
@@ -83,13 +83,15 @@ def make_backend(
     return KernelBackend(kernels, max_rows=rows, max_steps=steps), torch_backend
 
 
-def fuse(model: Model, cache: KVCache) -> bool:
+def fuse(model: Model, cache: KVCache, weights: PackedWeights | None = None) -> bool:
     """Have prompts take the fused steps where the GPU and the model allow it; whether they do."""
     if model.dtype != torch.bfloat16 or not passes.fits(model.config) or not passes.available(model.device):
         return False
     fused = passes.Passes()
     model.use(fused)
     cache.fused = fused
+    if weights is not None:
+        weights.fused = fused
     return True
 
 

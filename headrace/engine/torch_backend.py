@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 
@@ -22,17 +23,23 @@ class TorchBackend:
     name = "torch"
     takes_constraints = True
 
-    def __init__(self, model: Model, cache: KVCache, *, max_rows: int, max_steps: int = 16) -> None:
+    def __init__(
+        self, model: Model, cache: KVCache, *, max_rows: int, max_steps: int = 16, ahead: bool = True
+    ) -> None:
+        """`ahead`: on a GPU, prompts go before what else it does, such as unpacking the next weights."""
         self.max_rows = max_rows
         self.max_steps = max_steps
         self._model = model
         self._cache = cache
+        self._stream: torch.cuda.Stream | None = None
+        if ahead and model.device.type == "cuda":
+            self._stream = torch.cuda.Stream(model.device, priority=-1)  # type: ignore[no-untyped-call]
 
     def prepare(self) -> None:
         """Nothing to compile: PyTorch builds its kernels when first used."""
 
     def prefill(self, chunks: Sequence[Span]) -> None:
-        with torch.inference_mode():
+        with torch.inference_mode(), self._ahead():
             self._model(chunks, self._cache)
         if self._model.device.type == "cuda":  # the scheduler times this call
             torch.cuda.synchronize(self._model.device)
@@ -40,13 +47,27 @@ class TorchBackend:
     def score(self, chunk: Span, following: Sequence[int], count: int) -> list[TokenLogprobs]:
         """As `headrace.engine.scoring.Scorer` says; logits are made of a few tokens at a time."""
         scores: list[TokenLogprobs] = []
-        with torch.inference_mode():
+        with torch.inference_mode(), self._ahead():
             hidden = self._model([chunk], self._cache)[: len(following)]
             for start in range(0, len(following), _SCORED):
                 part = following[start : start + _SCORED]
                 logits = self._model.logits(hidden[start : start + len(part)])
                 scores += [token_logprobs(raw, token, count) for raw, token in zip(logits, part, strict=True)]
         return scores
+
+    @contextmanager
+    def _ahead(self) -> Iterator[None]:
+        """Work on the stream of high priority, between what is before and after on the current one."""
+        if self._stream is None:
+            yield
+            return
+        current = torch.cuda.current_stream(self._stream.device)
+        self._stream.wait_stream(current)
+        try:
+            with torch.cuda.stream(self._stream):
+                yield
+        finally:
+            current.wait_stream(self._stream)
 
     def run(
         self, rows: Sequence[DecodeRow], steps: int, interrupt: Interrupt

@@ -98,16 +98,30 @@ def build(
     Raises BuildError if it does not compile, or if NVRTC is not installed.
     """
     headers = {**STANDARD, **fixed_headers(), **variant.headers}
+    line = "Compiling the decode kernel for this model; the result is kept for the next start"
+    return build_source(SOURCE, headers, cache=cache, before=lambda: progress and progress(line))
+
+
+def build_source(
+    source: str,
+    headers: dict[str, str],
+    *,
+    cache: Path | None = None,
+    before: Callable[[], object] = lambda: None,
+) -> Binary:
+    """The binary of a source and the headers that it includes, from the cache or compiled, after `before`.
+
+    Raises BuildError as `build` does.
+    """
     folder = cache if cache is not None else cache_directory()
-    place = folder / f"{cache_key(headers, compiler_version())}.cubin"
+    place = folder / f"{cache_key(headers, compiler_version(), source)}.cubin"
     try:
         return Binary(place.read_bytes(), place.with_suffix(".log").read_text(), 0.0)
     except FileNotFoundError:
         pass
-    if progress is not None:
-        progress("Compiling the decode kernel for this model; the result is kept for the next start")
+    before()
     begun = time.monotonic()
-    cubin, log = compile_source(SOURCE, headers)
+    cubin, log = compile_source(source, headers)
     folder.mkdir(parents=True, exist_ok=True)
     _publish(place.with_suffix(".log"), log.encode())  # first, so that a cubin never lacks its log
     _publish(place, cubin)
@@ -136,13 +150,13 @@ def fixed_headers() -> dict[str, str]:
     return {str(path.relative_to(INCLUDE)): path.read_text() for path in sorted(INCLUDE.rglob("*.h"))}
 
 
-def cache_key(headers: dict[str, str], version: str) -> str:
+def cache_key(headers: dict[str, str], version: str, source: str = SOURCE) -> str:
     """A name that differs whenever the outcome could."""
     digest = hashlib.sha256()
     for part in (
         version,
         *OPTIONS,
-        SOURCE,
+        source,
         *(text for name in sorted(headers) for text in (name, headers[name])),
     ):
         digest.update(f"{len(part)}:".encode())

@@ -5,6 +5,7 @@ The plain ways stand where these are used, and say what is meant: every result h
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from torch import Tensor
@@ -30,3 +31,37 @@ class Fused(Protocol):
 
     def write_blocks(self, pages: Tensor, blocks: Tensor, k: Tensor, v: Tensor) -> None:
         """Fill the pages of `blocks` [n] with k and v, [n * BLOCK_TOKENS, KV heads, head_dim]."""
+
+    def read_blocks(
+        self, pages: Tensor, blocks: Tensor, rows: Tensor, counts: Tensor, k: Tensor, v: Tensor
+    ) -> None:
+        """Copy the first counts[i] tokens of page blocks[i] to rows[i] .. of k and v, for every i.
+
+        k and v are [keys, KV heads, head_dim]; the three index tensors [n] are int64.
+        """
+
+    def join(
+        self, values: Sequence[Tensor], sums: Sequence[Tensor], turned: Sequence[bool], out: Tensor
+    ) -> None:
+        """Fill out [tokens, heads, head_dim] with the mean of parts of an attention, weighed by their sums.
+
+        Part i is values[i] [n, heads, head_dim], of the first n <= tokens queries, in reverse order if
+        turned[i]; sums[i], float32 [heads, n], are the logarithms of its sums of exponentials. All is added
+        in float32, in the order of the parts, and rounded once.
+        """
+
+    def choose(self, logits: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
+        """The top_k experts of each token, int64, ascending, and the sigmoids of their logits, float32.
+
+        Both are [tokens, top_k], `logits` float32 [tokens, experts]; of equal ones the first are chosen.
+        """
+
+    def group(self, ids: Tensor, experts: int) -> tuple[Tensor, Tensor, Tensor]:
+        """As `layers.group`."""
+
+    def unpack(self, stored: Tensor, out: Tensor, *, paired: bool) -> None:
+        """Copy matrices packed as `headrace.step.layout` says to out [matrices, rows, columns].
+
+        8 divides the rows, and 32 the columns. `paired`: gate and up rows lie in turn in `stored`, and one
+        after the other in `out`.
+        """

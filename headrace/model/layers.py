@@ -84,19 +84,40 @@ class Gated(nn.Module):
         return out
 
 
-def route(logits: Tensor, mlp: MoEMLP) -> tuple[Tensor, Tensor]:
+def route(logits: Tensor, mlp: MoEMLP, fused: Fused | None = None) -> tuple[Tensor, Tensor]:
     """Expert ids, ascending for each token, and their weights, float32; both [tokens, top_k].
 
     `logits` is float32 [tokens, experts]. The choice is made on the raw logits; among equal ones the lowest
     index wins, which torch.topk does not promise and a stable sort does.
     """
-    chosen = logits.sort(dim=-1, descending=True, stable=True).indices[:, : mlp.top_k]
-    ids = chosen.sort(dim=-1).values
-    weights = logits.gather(-1, ids).sigmoid()
+    if fused is not None:
+        ids, weights = fused.choose(logits, mlp.top_k)
+    else:
+        chosen = logits.sort(dim=-1, descending=True, stable=True).indices[:, : mlp.top_k]
+        ids = chosen.sort(dim=-1).values
+        weights = logits.gather(-1, ids).sigmoid()
     if mlp.normalize:
         # The clamp only keeps 0 / 0 out, where every chosen sigmoid underflows.
         weights = weights / weights.sum(-1, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny)
     return ids, weights
+
+
+def group(ids: Tensor, experts: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Slots `ids` [tokens, top_k] in the order of their experts, and within an expert of the tokens.
+
+    Gives the token at each place [slots], the place of each slot, int32 [tokens, top_k], and the place after
+    each expert's last, int32 [experts].
+    """
+    order = by_expert(ids)
+    ends = torch.searchsorted(ids.flatten()[order], torch.arange(experts, device=ids.device), right=True)
+    places = torch.empty(len(order), dtype=torch.int32, device=ids.device)
+    places[order] = torch.arange(len(order), dtype=torch.int32, device=ids.device)
+    return order // ids.shape[1], places.view(ids.shape), ends.int()
+
+
+def by_expert(ids: Tensor) -> Tensor:
+    """The slots, token * top_k + i, sorted by expert."""
+    return ids.flatten().short().argsort(stable=True)  # few bits are sorted in fewer passes
 
 
 def swiglu(gate_up: Tensor) -> Tensor:
@@ -128,15 +149,12 @@ class Experts(nn.Module):
         `ids` and `weights` are those of `route`. All ways to the sum add in the same order. The sum is
         float32, or rounded already if `fused` made it.
         """
-        order = ids.flatten().short().argsort(stable=True)  # few bits are sorted in fewer passes
         way = self.grouped if self._can_group(h) else self.one_by_one
-        return way(h, ids, order, weights)
+        return way(h, ids, weights)
 
-    def one_by_one(self, h: Tensor, ids: Tensor, order: Tensor, weights: Tensor) -> Tensor:
-        """A loop over the experts in use: what is meant. The host waits for the device once.
-
-        `order` sorts the slots, token * top_k + i, by expert.
-        """
+    def one_by_one(self, h: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
+        """A loop over the experts in use: what is meant. The host waits for the device once."""
+        order = by_expert(ids)
         weights = weights.flatten()[order, None]
         out = torch.zeros(h.shape, dtype=torch.float32, device=h.device)
         tokens, start = order // ids.shape[1], 0
@@ -149,17 +167,14 @@ class Experts(nn.Module):
                 start += count
         return out
 
-    def grouped(self, h: Tensor, ids: Tensor, order: Tensor, weights: Tensor) -> Tensor:
+    def grouped(self, h: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
         """The same by two grouped products, a dozen launches in all, and without a wait: for GPUs."""
-        experts = torch.arange(len(self.down), device=h.device)
-        ends = torch.searchsorted(ids.flatten()[order], experts, right=True).int()
-        inner = functional.grouped_mm(h[order // ids.shape[1]], self.gate_up.transpose(1, 2), offs=ends)
+        tokens, places, ends = (group if self.fused is None else self.fused.group)(ids, len(self.down))
+        inner = functional.grouped_mm(h[tokens], self.gate_up.transpose(1, 2), offs=ends)
         inner = swiglu(inner) if self.fused is None else self.fused.swiglu(inner)
         parts = functional.grouped_mm(inner, self.down.transpose(1, 2), offs=ends)
-        places = torch.empty(len(order), dtype=torch.int32, device=h.device)
-        places[order] = torch.arange(len(order), dtype=torch.int32, device=h.device)
         combine = weighed_sum if self.fused is None else self.fused.combine
-        return combine(parts, places.view(ids.shape), weights)
+        return combine(parts, places, weights)
 
     def _can_group(self, h: Tensor) -> bool:
         # Rows of a multiple of 16 bytes; torch 2.9 has no such product, and older GPUs have no kernel for it.
@@ -193,7 +208,8 @@ class MoE(nn.Module):
 
     def forward(self, h: Tensor) -> Tensor:
         flat = h.flatten(0, -2)
-        out: Tensor = self.experts(flat, *route(self.router_logits(flat), self.mlp))
+        fused = self.experts.fused if on_gpu(flat) else None
+        out: Tensor = self.experts(flat, *route(self.router_logits(flat), self.mlp, fused))
         if self.shared is not None:
             out = out + self.shared(flat).float()
             if not self.mlp.shared_sum:

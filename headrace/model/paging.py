@@ -19,6 +19,7 @@ from headrace.model.batch import Span
 from headrace.model.config import KVGroup, ModelConfig
 from headrace.model.kv import BLOCK_TOKENS, NO_BLOCK, KVCache, first_visible_block, keys_of, values_of
 from headrace.model.rope import Rotation
+from headrace.model.tiled import tile_for
 from headrace.model.varlen import Varlen, attend_varlen, plan_varlen
 from headrace.model.writes import Writes, plan_writes
 
@@ -80,8 +81,11 @@ class PagedSpans:
         self.groups = [layer.group for layer in config.layers]
         windows = {layer.group: layer.window for layer in config.layers}
         device = rotation.cos.device
-        flash = has_flash(device, cache.pages[0].dtype)
-        self.plans = {group: plan_group(spans, group, windows[group], device, flash) for group in windows}
+        dtype = cache.pages[0].dtype
+        flash, tile = has_flash(device, dtype), tile_for(device, dtype, config.head_dim)
+        self.plans = {
+            group: plan_group(spans, group, windows[group], device, flash, tile) for group in windows
+        }
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         plan = self.plans[self.groups[layer]]
@@ -90,7 +94,7 @@ class PagedSpans:
             pages[plan.begun] = 0
         plan.writes.write(self.cache, layer, k, v)
         if plan.varlen is not None:
-            return attend_varlen(q, k, v, pages, plan.varlen)
+            return attend_varlen(q, k, v, pages, plan.varlen, self.cache.fused)
         out = torch.empty_like(q)
         for singles in plan.singles:
             out[singles.rows] = attend_singles(q[singles.rows], pages, singles)
@@ -109,7 +113,12 @@ def has_flash(device: torch.device, dtype: torch.dtype) -> bool:
 
 
 def plan_group(
-    spans: Sequence[Span], group: KVGroup, window: int | None, device: torch.device, flash: bool
+    spans: Sequence[Span],
+    group: KVGroup,
+    window: int | None,
+    device: torch.device,
+    flash: bool,
+    tile: int | None = None,
 ) -> GroupPlan:
     """Work out reads and writes of one group. Raises ValueError if a table misses a visible block."""
     tables = []  # of each span: the first block that it sees, and the ids from there on
@@ -125,7 +134,7 @@ def plan_group(
         [(span.start, span.end, *table) for span, table in zip(spans, tables, strict=True)]
     ).to(device)
     if flash and any(len(span.tokens) > 1 for span in spans):
-        return GroupPlan(begun, writes, varlen=plan_varlen(spans, group, window, device))
+        return GroupPlan(begun, writes, varlen=plan_varlen(spans, group, window, device, tile))
     singles: list[tuple[int, Span, list[int]]] = []
     chunks: list[Chunk] = []
     row = 0

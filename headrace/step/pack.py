@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from headrace.model.checkpoint import CheckpointError, TensorSource, open_checkpoint, unpair
 from headrace.model.config import ModelConfig
+from headrace.model.fused import Fused
 from headrace.model.names import HEAD, StoredTensor
 from headrace.model.progress import Progress, tracked
 from headrace.model.synthetic import synthetic_parameters
@@ -22,6 +24,8 @@ from headrace.step.weights import Kind, WeightMap, weight_map
 
 # Bits are copied 16 bytes at a time, for which this type stands: a copy of elements would move 2 at a time.
 _CHUNK = torch.complex128
+_EXPERTS = re.compile(r"blocks\.(\d+)\.mlp\.experts\.(gate_up|down)")
+_EXPERT_KINDS = {"gate_up": Kind.EXPERT_UP, "down": Kind.EXPERT_DOWN}
 _ROWS = {"embed.weight": Kind.EMBEDDING, "head.weight": Kind.HEAD}
 
 
@@ -29,7 +33,8 @@ class PackedWeights:
     """The weights of a model as a plan's tasks read them.
 
     `data` is the array of pages, one-dimensional: bfloat16 for the kernel, where it is `map.bytes` long; an
-    interpreter may hold it in float32. `norms` is float32 [norms, hidden]. Padding is 0.
+    interpreter may hold it in float32. `norms` is float32 [norms, hidden]. Padding is 0. Experts' matrices
+    are unpacked by the kernel of `fused` if it is set.
 
     Raises PlanError for a model whose sizes do not fit tiles and pages.
     """
@@ -37,6 +42,7 @@ class PackedWeights:
     def __init__(self, config: ModelConfig, *, device: torch.device | str, dtype: torch.dtype) -> None:
         check_model(config)
         self.config = config
+        self.fused: Fused | None = None
         self.map: WeightMap = weight_map(config)
         self.data = torch.zeros(self.map.units * UNIT_ELEMENTS, dtype=dtype, device=device)
         self.norms = torch.zeros(len(self.map.norms), config.hidden_size, device=device)
@@ -73,9 +79,21 @@ class PackedWeights:
 
     def unpack(self, parameter: str, out: Tensor) -> None:
         """Copy a matrix, or those of all experts, to `out`, which has its shape and the array's type."""
+        if self.fused is not None and (stored := self._experts(parameter, out)) is not None:
+            self.fused.unpack(stored, out, paired=parameter.endswith("gate_up"))
+            return
         for place in self._places[parameter]:
             target = place.natural(out[..., place.rows, :])
             target.view(_CHUNK).copy_(place.stored.view(_CHUNK))
+
+    def _experts(self, parameter: str, out: Tensor) -> Tensor | None:
+        """What is stored of the matrices of all experts of a layer, if these have no padding."""
+        match = _EXPERTS.fullmatch(parameter)
+        if match is None or out.shape[1] % (2 * TILE_ROWS):
+            return None
+        matrix = self.map.get(_EXPERT_KINDS[match[2]], int(match[1]))
+        begin, size = matrix.offset * UNIT_ELEMENTS, matrix.units * UNIT_ELEMENTS
+        return self.data[begin : begin + size] if size == out.numel() else None
 
     def rows(self, parameter: str, ids: Tensor) -> Tensor:
         """The rows `ids` [...] of an embedding or head, a copy [..., hidden]."""

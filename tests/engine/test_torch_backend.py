@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import random
 import threading
+from dataclasses import replace
 
 import pytest
 import torch
 
 from headrace.engine.backend import DecodeRow
 from headrace.engine.build import build_engine
+from headrace.engine.decode import fuse
 from headrace.engine.engine import Engine
 from headrace.engine.options import EngineOptions
 from headrace.engine.request import FinishReason, Output
@@ -26,9 +28,11 @@ from headrace.model.config import (
 )
 from headrace.model.kv import KVCache, blocks_for
 from headrace.model.sampling import SamplingParams
-from headrace.model.synthetic import synthetic_model
+from headrace.model.synthetic import preset, synthetic_model
 from headrace.model.tokenizer import Tokenizer
 from headrace.model.transformer import Model
+from headrace.step.pack import pack_synthetic
+from headrace.step.packed_model import packed_model
 
 VOCABULARY = 320
 WINDOW = 70
@@ -218,3 +222,25 @@ def test_cached_prefixes_change_nothing(model: Model, tokenizer: Tokenizer) -> N
         cache = engine._scheduler.blocks.cache
         assert (cache is not None and bool(cache.root.children)) == prefix_cache
     assert made[0] == made[1]
+
+
+@pytest.mark.gpu
+def test_prompts_that_go_ahead_on_a_gpu_write_the_same() -> None:
+    """All fused steps, unpacking beside, and whole tiles; what follows on the usual stream waits for them."""
+    shape = preset("north-mini-code")
+    config = replace(shape, layers=shape.layers[:6])
+    weights = pack_synthetic(config, device="cuda", dtype=torch.bfloat16)
+    tables = {group: list(range(80)) for group in KVGroup}
+    tokens = [token % 1000 for token in range(80 * 64)]
+    caches = []
+    for ahead in (False, True, True):
+        cache = KVCache(config, dict.fromkeys(KVGroup, 80), dtype=torch.bfloat16, device="cuda")
+        model = packed_model(weights)
+        assert fuse(model, cache, weights)
+        backend = TorchBackend(model, cache, max_rows=1, ahead=ahead)
+        for start, end in ((0, 100), (100, 3000), (3000, 5120)):
+            backend.prefill([Span(tokens[start:end], start, tables)])
+        caches.append([pages.clone() for pages in cache.pages])
+    for other in caches[1:]:
+        assert all(torch.equal(*pages) for pages in zip(caches[0], other, strict=True))
+    assert all(pages.isfinite().all() for pages in caches[0])

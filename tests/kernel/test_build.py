@@ -14,6 +14,7 @@ from headrace.kernel.build import (
     Resources,
     build,
     build_all,
+    build_source,
     cache_key,
     compile_source,
     resources_of,
@@ -77,6 +78,20 @@ def test_several_are_compiled_side_by_side_and_told_of_once(
     assert len(lines) == 1
 
 
+def test_any_source_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The steps of prompts are, and a changed one is compiled again."""
+    compiled: list[str] = []
+
+    def compile_at_once(source: str, headers: dict[str, str]) -> tuple[bytes, str]:
+        compiled.append(source)
+        return source.encode(), "log"
+
+    monkeypatch.setattr(building, "compile_source", compile_at_once)
+    cubins = [build_source(source, {}, cache=tmp_path).cubin for source in ("a", "b", "a", "b")]
+    assert cubins == [b"a", b"b", b"a", b"b"]
+    assert compiled == ["a", "b"]
+
+
 def test_local_memory_is_seen() -> None:
     """A kernel that indexes an array by data, which the assembler can only put into local memory."""
     source = """
@@ -113,6 +128,7 @@ def test_the_key_covers_everything(monkeypatch: pytest.MonkeyPatch) -> None:
     assert key != cache_key({"a.h": "12", "b.h": ""}, "nvrtc 13.0")
     assert key != cache_key({"a.h": "1", "c.h": "2"}, "nvrtc 13.0")
     assert key != cache_key(headers, "nvrtc 13.1")
+    assert key != cache_key(headers, "nvrtc 13.0", "other source")
     monkeypatch.setattr(building, "OPTIONS", (*building.OPTIONS, "-G"))
     assert key != cache_key(headers, "nvrtc 13.0")
 

@@ -16,11 +16,15 @@ from torch import Tensor
 
 from headrace.kernel.build import compile_source, resources_of
 from headrace.kernel.prompt.passes import KERNELS, SOURCE, Passes, _packed, available, fits
-from headrace.model.config import KVGroup, Rope
+from headrace.model.config import DenseMLP, KVGroup, MoEMLP, Rope
 from headrace.model.kv import BLOCK_TOKENS, KVCache
-from headrace.model.layers import swiglu, weighed_sum
-from headrace.model.presets import NORTH_MICRO_SHAPE, PRESETS
+from headrace.model.layers import group, route, swiglu, weighed_sum
+from headrace.model.presets import NORTH_MICRO_SHAPE, PRESETS, north_layers
 from headrace.model.rope import Rotation, rotate
+from headrace.model.synthetic import synthetic_model
+from headrace.model.tiled import join
+from headrace.model.varlen import read_blocks
+from headrace.step.pack import pack_model
 
 HOST = r"""
 #include <cmath>
@@ -35,6 +39,7 @@ static unsigned __float_as_uint(float value) { unsigned bits; std::memcpy(&bits,
 static float __fmul_rn(float a, float b) { return a * b; }
 static float __fadd_rn(float a, float b) { return a + b; }
 static float __fsub_rn(float a, float b) { return a - b; }
+static float __fdiv_rn(float a, float b) { return a / b; }
 static void __syncthreads() {}
 #include "passes.cu"
 Eight tile[64 * 40];
@@ -138,8 +143,76 @@ class Bench:
             assert torch.equal(ours.pages[2], theirs.pages[2])
             assert (ours.pages[2] != 0).any()
 
+    def check_read_blocks(self) -> None:
+        for head_dim in (32, 64, 128):
+            pages = self.random(6, 2, 2, BLOCK_TOKENS * head_dim)
+            blocks, rows, counts = (
+                torch.tensor(column, device=self.device)
+                for column in ([4, 1, 3, 1], [3, 70, 140, 0], [64, 64, 5, 1])
+            )
+            ours, theirs = (torch.zeros(2, 150, 2, head_dim).bfloat16().to(self.device) for _ in "ab")
+            self.passes.read_blocks(pages, blocks, rows, counts, *ours)
+            read_blocks(pages, blocks, rows, counts, *theirs)
+            assert torch.equal(ours, theirs)
+            assert (theirs[:, 3:67] != 0).any()
+            assert not theirs[:, 1:3].any()
+            assert not theirs[:, 145:].any()
 
-CHECKS = ("swiglu", "combine", "rotate", "write_blocks")
+    def check_join(self) -> None:
+        counts, turned = [40, 40, 39, 40], [False, False, True, False]
+        values = [self.random(count, 3, 16) for count in counts]
+        sums = [torch.randn(3, count, device=self.device) * 3 + 100 for count in counts]
+        ours, theirs = (self.random(40, 3, 16) for _ in "ab")
+        self.passes.join(values, sums, turned, ours)
+        join(values, sums, turned, theirs)
+        # As with swiglu; where parts cancel, more steps, but of a small number.
+        assert (ours - theirs).abs().max() <= 2**-7
+        assert (ours != theirs).float().mean() < 0.01
+
+    def check_choose(self) -> None:
+        """Ties, both zeros, infinities and what is no number included."""
+        logits = torch.randint(-6, 7, (150, 24)).float() / 2
+        logits[:40, 5] = -torch.inf
+        logits[80:100] = -1.0
+        logits[80:100, 3], logits[80:100, 4:12] = -0.0, 0.0
+        logits[40:60, 7] = torch.inf
+        logits[60:80, 20] = torch.nan
+        logits[100:] = torch.randn(50, 24)
+        logits = logits.to(self.device)
+        mlp = MoEMLP(width=8, experts=24, top_k=5)
+        ids, weights = self.passes.choose(logits, 5)
+        right_ids, right = route(logits, mlp)
+        assert torch.equal(ids, right_ids)
+        assert torch.allclose(weights, right, rtol=1e-6, equal_nan=True)
+
+    def check_group(self) -> None:
+        for tokens in (1, 300):
+            ids = torch.rand(tokens, 12).argsort(dim=-1)[:, :5].sort(dim=-1).values.to(self.device)
+            ids[ids == 3] = 2  # an expert that nobody uses, and one that some use twice
+            for ours, theirs in zip(self.passes.group(ids, 12), group(ids, 12), strict=True):
+                assert torch.equal(ours, theirs)
+
+    def check_unpack(self) -> None:
+        """Experts' matrices, in fewer blocks than there is to do and in more."""
+        routed = MoEMLP(width=96, experts=4, top_k=2)
+        layers = north_layers(3, window=64, dense=DenseMLP(width=64), routed=routed)
+        model = synthetic_model(
+            replace(NORTH_MICRO_SHAPE, hidden_size=64, layers=layers), dtype=torch.bfloat16
+        )
+        packed = pack_model(model, device=self.device, dtype=torch.bfloat16)
+        packed.fused = self.passes
+        for blocks in (None, 1):
+            self.passes.unpack_blocks = blocks
+            for name in ("gate_up", "down"):
+                name = f"blocks.2.mlp.experts.{name}"
+                right = model.get_parameter(name).to(self.device)
+                out = torch.zeros_like(right)
+                assert packed._experts(name, out) is not None
+                packed.unpack(name, out)
+                assert torch.equal(out, right)
+
+
+CHECKS = ("swiglu", "combine", "rotate", "write_blocks", "read_blocks", "join", "choose", "group", "unpack")
 
 
 @pytest.mark.parametrize("check", CHECKS)
@@ -161,6 +234,12 @@ def test_so_they_do_on_a_gpu(check: str) -> None:
         ("combine", "rows[i]", "rows[top_k - 1 - i]"),
         ("rotate", "__fsub_rn(__fmul_rn(a", "__fadd_rn(__fmul_rn(a"),
         ("write_blocks", "8 * c + 2 * j + e", "8 * c + 4 * e + j"),
+        ("read_blocks", "(token < count)", "(token <= count)"),
+        ("choose", "1.0f + expf(-each[j])", "1.0f + expf(each[j])"),
+        ("choose", "value + 0.0f", "value"),
+        ("group", "slot / top_k", "slot % top_k"),
+        ("unpack", "r % 2 * (rows / 2)", "r % 2 * (rows / 4)"),
+        ("join", "-rows - 1 - query", "-rows - 2 - query"),
     ],
 )
 def test_a_mistake_is_seen(tmp_path: Path, check: str, right: str, wrong: str) -> None:

@@ -94,3 +94,158 @@ extern "C" __global__ void write_blocks(const Eight* k, const Eight* v, Eight* p
     page[size + i] = made;
   }
 }
+
+// The other way: the first counts[i] tokens of page blocks[i] to rows[i] and on of k and v, [keys, heads, eighths]
+// of Eight. A block of threads for a page and KV head.
+extern "C" __global__ void read_blocks(const Eight* pages, const long long* blocks, const long long* rows,
+                                       const long long* counts, Eight* k, Eight* v, int eighths) {
+  extern __shared__ Eight tile[];  // of V, as above
+  const int heads = gridDim.y, size = 64 * eighths, stride = eighths + 1;
+  const Eight* page = pages + (blocks[blockIdx.x] * heads + blockIdx.y) * 2 * size;
+  const int count = static_cast<int>(counts[blockIdx.x]);
+  const auto target = [&](int token, int eighth) {
+    return ((rows[blockIdx.x] + token) * heads + blockIdx.y) * eighths + eighth;
+  };
+  for (int i = threadIdx.x; i < size; i += blockDim.x) {
+    const int quarter = i % 4, e = i / 4 % 2, c = i / 8 % 4;
+    const int columns = i / 32 % (eighths / 4), j = i / (8 * eighths) % 4, half = i / (32 * eighths);
+    const int token = 32 * half + 8 * c + 2 * j + e;
+    if (token < count) k[target(token, 4 * columns + quarter)] = page[i];
+    const int tokens = 32 * (i / 32 % 2) + 8 * (i % 4), dimension = i / 64 * 8 + i / 4 % 8;
+    const Eight values = page[size + i];
+    for (int t = 0; t < 8; ++t) tile[(tokens + t) * stride + dimension / 8].at[dimension % 8] = values.at[t];
+  }
+  __syncthreads();
+  for (int i = threadIdx.x; i < count * eighths; i += blockDim.x)
+    v[target(i / eighths, i % eighths)] = tile[i / eighths * stride + i % eighths];
+}
+
+// Parts of an attention: values [rows, heads, eighths] of Eight, and logarithms of sums, float [heads, rows]. Row i
+// is query i's, or with rows < 0, of which there are -rows then, the last row is query 0's, and so on.
+constexpr int MOST_PARTS = 16;
+struct Parts {
+  const Eight* values[MOST_PARTS];
+  const float* sums[MOST_PARTS];
+  long long rows[MOST_PARTS];
+};
+
+__device__ long long row_of(long long rows, long long query) {
+  return rows < 0 ? -rows - 1 - query : query < rows ? query : -1;  // negative: there is none
+}
+
+// out [queries, heads, eighths] of Eight: the mean of `many` parts, weighed by the sums. count = its numbers of Eight.
+extern "C" __global__ void join(const Parts parts, Eight* out, long long count, int heads, int eighths, int many) {
+  const long long i = static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x;
+  if (i >= count) return;
+  const int width = heads * eighths, within = static_cast<int>(i % width), head = within / eighths;
+  const auto log_sum = [&](int p, long long row) {
+    const long long rows = parts.rows[p] < 0 ? -parts.rows[p] : parts.rows[p];
+    return parts.sums[p][head * rows + row];
+  };
+  float most = __uint_as_float(0xff800000u);  // minus infinity
+  for (int p = 0; p < many; ++p) {
+    const long long row = row_of(parts.rows[p], i / width);
+    if (row >= 0) most = fmaxf(most, log_sum(p, row));
+  }
+  float sum[8] = {}, whole = 0.0f;
+  for (int p = 0; p < many; ++p) {
+    const long long row = row_of(parts.rows[p], i / width);
+    if (row < 0) continue;
+    const float weight = expf(log_sum(p, row) - most);
+    const Eight part = parts.values[p][row * width + within];
+    whole = __fadd_rn(whole, weight);
+    for (int j = 0; j < 8; ++j) sum[j] = __fadd_rn(sum[j], __fmul_rn(wide(part.at[j]), weight));
+  }
+  Eight made;
+  for (int j = 0; j < 8; ++j) made.at[j] = narrow(__fdiv_rn(sum[j], whole));
+  out[i] = made;
+}
+
+// Numbers in the order of their sizes, as integers: zeros are equal, what is no number comes last.
+__device__ int ordered(float value) {
+  if (value != value) return 0x7fffffff;
+  const int bits = static_cast<int>(__float_as_uint(value + 0.0f));
+  return bits ^ ((bits >> 31) & 0x7fffffff);
+}
+
+// The top_k largest of each token's 4 * fours logits, of equal ones the first, by index, and their sigmoids:
+// logits are float [tokens, 4 * fours], ids and weights [tokens, top_k]. A thread a token.
+extern "C" __global__ void choose(const float4* logits, long long* ids, float* weights, int tokens, int fours,
+                                  int top_k) {
+  const int token = blockIdx.x * blockDim.x + threadIdx.x;
+  if (token >= tokens) return;
+  const float4* row = logits + static_cast<long long>(token) * fours;
+  int last = 0x7fffffff, at = -1;  // the one found last: the next is smaller, or as large and after it
+  for (int i = 0; i < top_k; ++i) {
+    int most = static_cast<int>(0x80000000u), best = -1;
+    for (int four = 0; four < fours; ++four) {
+      const float4 values = row[four];
+      const int keys[] = {ordered(values.x), ordered(values.y), ordered(values.z), ordered(values.w)};
+      for (int j = 0; j < 4; ++j) {
+        const int expert = 4 * four + j;
+        if (keys[j] > most && (keys[j] < last || (keys[j] == last && expert > at))) {
+          most = keys[j];
+          best = expert;
+        }
+      }
+    }
+    last = most;
+    at = best;
+  }
+  long long out = static_cast<long long>(token) * top_k;
+  for (int four = 0; four < fours; ++four) {
+    const float4 values = row[four];
+    const float each[] = {values.x, values.y, values.z, values.w};
+    for (int j = 0; j < 4; ++j) {
+      const int key = ordered(each[j]), expert = 4 * four + j;
+      if (key < last || (key == last && expert > at)) continue;
+      ids[out] = expert;
+      weights[out++] = __fdiv_rn(1.0f, 1.0f + expf(-each[j]));
+    }
+  }
+}
+
+// How many of each SLOTS slots are each expert's: ids [slots], counts [experts, blocks]. A thread an expert.
+constexpr int SLOTS = 512;
+extern "C" __global__ void count_slots(const long long* ids, int* counts, int slots) {
+  const int begin = blockIdx.x * SLOTS, end = begin + SLOTS < slots ? begin + SLOTS : slots;
+  int count = 0;
+  for (int slot = begin; slot < end; ++slot) count += ids[slot] == threadIdx.x;
+  counts[threadIdx.x * gridDim.x + blockIdx.x] = count;
+}
+
+// The place of every slot among all, sorted by expert, and the token at every place; ends are the sums of counts
+// so far, these included.
+extern "C" __global__ void place_slots(const long long* ids, const int* counts, const int* ends, int* places,
+                                       long long* tokens, int slots, int top_k) {
+  const int begin = blockIdx.x * SLOTS, end = begin + SLOTS < slots ? begin + SLOTS : slots;
+  const int own = threadIdx.x * gridDim.x + blockIdx.x;
+  int place = ends[own] - counts[own];
+  for (int slot = begin; slot < end; ++slot) {
+    if (ids[slot] != threadIdx.x) continue;
+    places[slot] = place;
+    tokens[place++] = slot / top_k;
+  }
+}
+
+// A packed matrix, tiles of 8 rows by columns of 32 in turn (headrace/step/layout.py), to out [matrices, rows,
+// columns], both of Eight, count in all. paired: a tile's rows are in turn of the upper and of the lower half. Any
+// number of blocks does: few leave the other multiprocessors to what runs beside.
+extern "C" __global__ void unpack(const Eight* stored, Eight* out, unsigned count, unsigned columns, unsigned rows,
+                                  int paired) {
+  const unsigned stride = gridDim.x * blockDim.x, tiles = rows / 8;
+  for (unsigned first = blockIdx.x * blockDim.x + threadIdx.x; first < count; first += 8 * stride) {
+    Eight held[8];
+#pragma unroll
+    for (int j = 0; j < 8; ++j)
+      if (first + j * stride < count) held[j] = stored[first + j * stride];
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      const unsigned i = first + j * stride;
+      if (i >= count) break;
+      const unsigned tile = i / columns, within = i % columns, r = within / 4 % 8, t = tile % tiles;
+      const unsigned row = paired ? 4 * t + r / 2 + r % 2 * (rows / 2) : 8 * t + r;
+      out[(tile / tiles * rows + row) * (columns / 8) + within / 32 * 4 + within % 4] = held[j];
+    }
+  }
+}

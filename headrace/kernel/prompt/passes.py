@@ -3,29 +3,37 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from headrace.kernel.build import compile_source
+from headrace.kernel.build import build_source
 from headrace.kernel.device import DeviceError
-from headrace.model.config import ModelConfig
+from headrace.model.config import ModelConfig, MoEMLP
 from headrace.model.rope import Rotation
 
 SOURCE = Path(__file__).with_name("passes.cu")
-KERNELS = ("swiglu", "combine", "rotate", "write_blocks")
+KERNELS = (
+    *("swiglu", "combine", "rotate", "write_blocks", "read_blocks", "join"),
+    *("choose", "count_slots", "place_slots", "unpack"),
+)
 THREADS = 256
 _EIGHT = 16  # bytes
+_SLOTS = 512  # that a block of `count_slots` and `place_slots` takes
+_MOST_PARTS = 16  # that `join` takes at once
 
 
 def fits(config: ModelConfig) -> bool:
     """Whether the kernels take a model's sizes: they move eight numbers, and pages 32 columns, at a time."""
     widths = [config.hidden_size, *(layer.mlp.width for layer in config.layers)]
+    routed = [layer.mlp for layer in config.layers if isinstance(layer.mlp, MoEMLP)]
     return (
-        all(width % 8 == 0 for width in widths)
+        all(mlp.experts % 4 == 0 and mlp.experts <= 1024 for mlp in routed)
+        and all(width % 8 == 0 for width in widths)
         and config.hidden_size <= 8 * 1024  # a thread each, of one block
         and config.head_dim % 32 == 0
         and config.head_dim <= 256
@@ -40,13 +48,18 @@ def available(device: torch.device) -> bool:
 
 
 class Passes:
-    """`headrace.model.fused.Fused` on the current GPU. All tensors are contiguous."""
+    """`headrace.model.fused.Fused` on the current GPU. All tensors are contiguous.
+
+    `unpack` runs in `unpack_blocks` blocks: in many that end soon, if it is None.
+    """
+
+    unpack_blocks: int | None = None
 
     def __init__(self) -> None:
         from cuda.bindings import driver
 
         self._driver: Any = driver
-        cubin, _ = compile_source(SOURCE.read_text(), {})
+        cubin = build_source(SOURCE.read_text(), {}).cubin
         torch.cuda.current_stream()  # makes the device's primary context the current one
         module = self._call("cuModuleLoadData", cubin)
         self._functions = {name: self._call("cuModuleGetFunction", module, name.encode()) for name in KERNELS}
@@ -82,8 +95,64 @@ class Passes:
             "write_blocks", (len(blocks), k.shape[1]), THREADS, k, v, pages, blocks, eighths, shared=shared
         )
 
+    def read_blocks(
+        self, pages: Tensor, blocks: Tensor, rows: Tensor, counts: Tensor, k: Tensor, v: Tensor
+    ) -> None:
+        """Copy the first counts[i] tokens of page blocks[i] to rows[i] and on of k and v, for every i."""
+        eighths = k.shape[2] // 8
+        shared, grid = 64 * (eighths + 1) * _EIGHT, (len(blocks), k.shape[1])
+        self._launch("read_blocks", grid, THREADS, pages, blocks, rows, counts, k, v, eighths, shared=shared)
+
+    def join(
+        self, values: Sequence[Tensor], sums: Sequence[Tensor], turned: Sequence[bool], out: Tensor
+    ) -> None:
+        """Fill out with the mean of parts of an attention, weighed by their sums of exponentials."""
+        if len(values) > _MOST_PARTS:
+            raise ValueError(f"{len(values)} parts are more than {_MOST_PARTS}")
+        rows = [-len(part) if turn else len(part) for part, turn in zip(values, turned, strict=True)]
+        parts = Parts(*(_filled(column) for column in (values, sums, rows)))
+        heads, eighths, count = out.shape[1], out.shape[2] // 8, out.numel() // 8
+        sizes = (Long(count), heads, eighths, len(values))
+        self._launch("join", (_blocks(count), 1), THREADS, parts, out, *sizes)
+
+    def choose(self, logits: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
+        """The experts with the largest logits [tokens, experts], ascending, and the sigmoids of these."""
+        tokens, experts = logits.shape
+        ids = torch.empty(tokens, top_k, dtype=torch.int64, device=logits.device)
+        weights = logits.new_empty(tokens, top_k)
+        threads = 64  # as many blocks as a GPU has multiprocessors, at 8192 tokens
+        grid = (-(-tokens // threads), 1)
+        self._launch("choose", grid, threads, logits, ids, weights, tokens, experts // 4, top_k)
+        return ids, weights
+
+    def group(self, ids: Tensor, experts: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Slots [tokens, top_k] sorted by expert: the tokens in this order, each slot's place, and ends."""
+        slots, top_k = ids.numel(), ids.shape[1]
+        grid = (-(-slots // _SLOTS), 1)
+        counts = torch.empty(experts, grid[0], dtype=torch.int32, device=ids.device)
+        self._launch("count_slots", grid, experts, ids, counts, slots)
+        ends = counts.flatten().cumsum(0, dtype=torch.int32).view_as(counts)
+        places = torch.empty(ids.shape, dtype=torch.int32, device=ids.device)
+        tokens = torch.empty(slots, dtype=torch.int64, device=ids.device)
+        self._launch("place_slots", grid, experts, ids, counts, ends, places, tokens, slots, top_k)
+        return tokens, places, ends[:, -1].contiguous()
+
+    def unpack(self, stored: Tensor, out: Tensor, *, paired: bool) -> None:
+        """Copy packed matrices, one-dimensional, to out [matrices, rows, columns]."""
+        _, rows, columns = out.shape
+        count = out.numel() // 8
+        if count >= 2**31 or stored.numel() != out.numel():
+            raise ValueError(f"{stored.numel()} numbers cannot be unpacked to {tuple(out.shape)}")
+        grid = (self.unpack_blocks or -(-count // (8 * THREADS)), 1)
+        self._launch("unpack", grid, THREADS, stored, out, count, columns, rows, int(paired))
+
     def _launch(
-        self, name: str, grid: tuple[int, int], threads: int, *arguments: Tensor | int | Long, shared: int = 0
+        self,
+        name: str,
+        grid: tuple[int, int],
+        threads: int,
+        *arguments: Tensor | int | Long | Parts,
+        shared: int = 0,
     ) -> None:
         values = [_packed(argument) for argument in arguments]
         pointers = np.array([value.ctypes.data for value in values], dtype=np.uint64)
@@ -110,7 +179,22 @@ class Long(int):
     """An argument of 64 bits; plain integers have 32."""
 
 
-def _packed(argument: Tensor | int) -> np.ndarray[Any, Any]:
+class Parts(NamedTuple):
+    """The struct of the same name: addresses of values and sums, and numbers of rows."""
+
+    values: np.ndarray[Any, Any]
+    sums: np.ndarray[Any, Any]
+    rows: np.ndarray[Any, Any]
+
+
+def _filled(column: Sequence[Tensor] | Sequence[int]) -> np.ndarray[Any, Any]:
+    words = [int(_packed(entry)[0]) if isinstance(entry, Tensor) else entry for entry in column]
+    return np.array(words + [0] * (_MOST_PARTS - len(words)), dtype=np.int64)
+
+
+def _packed(argument: Tensor | int | Parts) -> np.ndarray[Any, Any]:
+    if isinstance(argument, Parts):
+        return np.concatenate(argument)
     if isinstance(argument, Tensor):
         if not argument.is_contiguous():
             raise ValueError("the kernels take contiguous tensors")

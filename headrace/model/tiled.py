@@ -1,0 +1,171 @@
+"""Attention of long chunks by cuDNN, which on Hopper GPUs does almost twice what flash attention 2 does.
+
+The way to it through PyTorch has neither windows nor a causal order beside a past, and has a plan made,
+which takes long, for every new shape. So queries and keys are cut at multiples of TILE positions. A block of
+queries takes parts of three kinds, which are joined by the logarithms of their sums of exponentials:
+
+- its own tokens: a causal square;
+- keys that all its queries see: rectangles, each of a power of two times TILE keys;
+- with a window, the keys that leave it one by one: query i sees those after the i-th. Both in reverse order,
+  this is a causal square, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from headrace.model.attention import visible
+from headrace.model.fused import Fused
+
+TILE = 1024
+LEAST = 2  # tiles of a chunk that are worth the parts
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The first `queries` of a block and some `keys`; `turned` is an index that reverses both."""
+
+    queries: int
+    keys: slice
+    causal: bool = False
+    turned: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Queries that take the same parts: their rows in the pass; keys are rows of what the pass sees."""
+
+    rows: slice
+    parts: tuple[Part, ...]
+
+
+class Attend(Protocol):
+    """Attention of q [queries, heads, dim] to k and v [keys, KV heads, dim], causal or to all.
+
+    The result has q's shape; if `joined`, with it come the logarithms of the sums of exponentials, float32
+    [heads, queries].
+    """
+
+    def __call__(
+        self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, joined: bool
+    ) -> tuple[Tensor, Tensor | None]: ...
+
+
+def tile_for(device: torch.device, dtype: torch.dtype, head_dim: int) -> int | None:
+    """TILE where cuDNN's attention is there and fast: on a Hopper GPU, for the usual head sizes."""
+    if device.type != "cuda" or dtype == torch.float32 or torch.cuda.get_device_capability(device) != (9, 0):
+        return None
+    there = torch.backends.cudnn.version() is not None  # type: ignore[no-untyped-call]
+    return TILE if there and head_dim in (64, 128) else None
+
+
+def whole_tiles(start: int, end: int, window: int | None, tile: int | None) -> tuple[int, int] | None:
+    """The positions from start to end that are whole tiles, if these are worth it."""
+    if tile is None or (window is not None and window % tile):
+        return None
+    first, last = -(-start // tile) * tile, end // tile * tile
+    return (first, last) if last - first >= LEAST * tile else None
+
+
+def plan_blocks(
+    start: int, end: int, window: int | None, tile: int, *, row: int, key: int, device: torch.device
+) -> list[Block]:
+    """The blocks of positions start .. end, multiples of `tile`, as is `window`.
+
+    `row` and `key` are the rows of position 0 among queries and keys; they may be negative.
+    """
+    blocks = []
+    while start < end:
+        stop, seen, edge = end, 0, None
+        if window is not None and start < window:  # nothing leaves yet
+            stop = min(end, window)
+        elif window is not None:
+            stop = min(end, start + window)
+            seen = stop - window
+            edge = _edge(key + start - window, stop - start, device)
+        parts = [Part(stop - start, slice(key + start, key + stop), causal=True)]
+        parts += [Part(stop - start, slice(key + a, key + b)) for a, b in powers_of_two(seen, start, tile)]
+        blocks.append(Block(slice(row + start, row + stop), (*parts, edge) if edge else tuple(parts)))
+        start = stop
+    return blocks
+
+
+def _edge(key: int, queries: int, device: torch.device) -> Part:
+    """The keys from `key` on that leave the window with the queries: the last query sees none of them."""
+    count = queries - 1
+    turned = torch.arange(count - 1, -1, -1, device=device)
+    return Part(count, slice(key + 1, key + 1 + count), causal=True, turned=turned)
+
+
+def powers_of_two(begin: int, end: int, tile: int) -> list[tuple[int, int]]:
+    """begin .. end in pieces of a power of two of tiles, the largest first: few shapes for any length."""
+    pieces = []
+    while begin < end:
+        size = tile << ((end - begin) // tile).bit_length() - 1
+        pieces.append((begin, begin + size))
+        begin += size
+    return pieces
+
+
+def attend_block(
+    q: Tensor, k: Tensor, v: Tensor, block: Block, out: Tensor, *, attend: Attend, fused: Fused | None
+) -> None:
+    """Fill out [queries, heads, dim] for the block's q; k and v are all keys of the pass."""
+    joined = len(block.parts) > 1
+    values: list[Tensor] = []
+    sums: list[Tensor] = []
+    for part in block.parts:
+        queries, keys, seen = q[: part.queries], k[part.keys], v[part.keys]
+        if part.turned is not None:
+            queries, keys, seen = queries[part.turned], keys[part.turned], seen[part.turned]
+        taken, log_sums = attend(queries, keys, seen, causal=part.causal, joined=joined)
+        values.append(taken)
+        if log_sums is not None:
+            sums.append(log_sums)
+    if not joined:
+        out.copy_(values[0])
+        return
+    turned = [part.turned is not None for part in block.parts]
+    (join if fused is None else fused.join)(values, sums, turned, out)
+
+
+def cudnn(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, joined: bool) -> tuple[Tensor, Tensor | None]:
+    """By cuDNN; bfloat16 or float16. A causal order begins with the first query and the first key."""
+    queries, keys, values = (x.transpose(0, 1)[None] for x in (q, k, v))
+    out, log_sums, *_ = torch.ops.aten._scaled_dot_product_cudnn_attention(
+        queries, keys, values, None, joined, 0.0, causal
+    )
+    return out[0].transpose(0, 1).contiguous(), log_sums.reshape(q.shape[1], len(q)) if joined else None
+
+
+def plain(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, joined: bool) -> tuple[Tensor, Tensor | None]:
+    """The same in so many words: what is meant."""
+    repeats = q.shape[1] // k.shape[1]
+    queries = q.transpose(0, 1).float()
+    keys, values = (x.transpose(0, 1).repeat_interleave(repeats, dim=0).float() for x in (k, v))
+    scores = queries @ keys.transpose(1, 2) * q.shape[-1] ** -0.5
+    if causal:
+        positions = torch.arange(max(len(q), len(k)), device=q.device)
+        seen = visible(positions[: len(q)], positions[: len(k)], None)
+        scores = scores.masked_fill(~seen, -torch.inf)
+    out = (scores.softmax(-1) @ values).to(q.dtype).transpose(0, 1)
+    return out, scores.logsumexp(-1) if joined else None
+
+
+def join(values: Sequence[Tensor], sums: Sequence[Tensor], turned: Sequence[bool], out: Tensor) -> None:
+    """Fill `out` as `Fused.join` says."""
+    logs = torch.full((len(values), len(out), out.shape[1]), -torch.inf, device=out.device)
+    for log, part, turn in zip(logs, sums, turned, strict=True):
+        log[: part.shape[1]] = part.t().flip(0) if turn else part.t()
+    weights = (logs - logs.amax(0)).exp()
+    total = torch.zeros(out.shape, device=out.device)
+    whole = torch.zeros(out.shape[:2], device=out.device)
+    for value, weight, turn in zip(values, weights, turned, strict=True):
+        total[: len(value)] += (value.flip(0) if turn else value).float() * weight[: len(value), :, None]
+        whole += weight
+    out.copy_(total / whole[..., None])

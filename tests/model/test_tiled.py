@@ -1,0 +1,182 @@
+"""Long chunks cut into tiles, as on a Hopper GPU, with cuDNN's place taken by its plain twin."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from headrace.model import paging, tiled, varlen
+from headrace.model.batch import Span
+from headrace.model.config import KVGroup
+from headrace.model.presets import PRESETS
+from headrace.model.transformer import Model
+from tests.model.reference import Paged, assert_same_logits
+from tests.model.test_paging import LENGTH, WINDOW, model, tokens
+
+__all__ = ["model", "tokens"]  # fixtures
+CPU = torch.device("cpu")
+CUTS = [
+    [LENGTH],
+    [100, 130],
+    [70, 70, 90],
+    [64, 64, 102],
+    [33, 1, 2, 194],
+    [40, 75, 115],
+    [1, 229],
+    [WINDOW, 1, WINDOW - 1, 90],
+]
+
+
+@pytest.fixture(params=[10, 35], autouse=True)
+def tile(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    assert WINDOW % request.param == 0
+    monkeypatch.setattr(paging, "has_flash", lambda *_: True)
+    monkeypatch.setattr(paging, "tile_for", lambda *_: request.param)
+    return int(request.param)
+
+
+@pytest.mark.parametrize("parts", CUTS)
+def test_any_chunking_equals_one_pass(model: Model, tokens: list[int], parts: list[int]) -> None:
+    expected = model.full(torch.tensor([tokens]))[0]
+    assert_same_logits(Paged(model).sequence(tokens, parts), expected)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_ragged_batches_equal_single_sequences(model: Model, tokens: list[int], seed: int) -> None:
+    draw = random.Random(seed)
+    sequences = [tokens[draw.randrange(50) :] for _ in range(4)]
+    expected = [model.full(torch.tensor([sequence]))[0] for sequence in sequences]
+    paged, done = Paged(model, blocks=40), [0] * 4
+    while any(count < len(sequence) for count, sequence in zip(done, sequences, strict=True)):
+        parts = []
+        for index in draw.sample(range(4), draw.randint(1, 4)):
+            count = draw.choice([1, 15, 64, 100, 140])
+            if part := sequences[index][done[index] : done[index] + count]:
+                parts.append((index, part))
+        if not parts:
+            continue
+        for (index, part), logits in zip(parts, paged.run(*parts), strict=True):
+            assert_same_logits(logits, expected[index][done[index] : done[index] + len(part)])
+            done[index] += len(part)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("window", [None, 40])
+@pytest.mark.parametrize(("start", "count"), [(0, 120), (7, 90), (30, 60), (64, 100), (200, 170)])
+def test_tiles_equal_what_is_meant(
+    window: int | None, start: int, count: int, dtype: torch.dtype, tile: int
+) -> None:
+    """The same chunk with and without tiles: parts are rounded to bfloat16, and so is their mean."""
+    torch.manual_seed(1)
+    pages = torch.randn(9, 2, 2, 64 * 16).to(dtype)
+    span = Span([0] * count, start, {group: list(range(9)) for group in KVGroup})
+    q = torch.randn(count, 4, 16).to(dtype)
+    k, v = (torch.randn(count, 2, 16).to(dtype) for _ in "kv")
+    planned = [varlen.plan_varlen([span], KVGroup.SLIDING, window, CPU, size) for size in (None, 10)]
+    assert not planned[0].blocks
+    assert planned[1].blocks
+    plain, tiles = (varlen.attend_varlen(q, k, v, pages, plan) for plan in planned)
+    error = (plain - tiles).float().abs()
+    if dtype == torch.float32:
+        assert error.max() < 1e-5
+    else:
+        assert (error <= plain.float().abs() * 2**-7 + 2**-8 * plain.float().abs().mean() * 4).all()
+
+
+@pytest.mark.parametrize("wrong", ["edge", "rectangle", "join", "rows"])
+def test_a_wrong_part_is_seen(
+    model: Model, tokens: list[int], wrong: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan, join = tiled.plan_blocks, tiled.join
+
+    def spoilt(*given: Any, **named: Any) -> list[tiled.Block]:
+        return [replace(block, parts=tuple(map(part, block.parts))) for block in plan(*given, **named)]
+
+    def part(made: tiled.Part) -> tiled.Part:
+        begin, end = made.keys.start, made.keys.stop
+        if wrong == "edge" and made.turned is not None:
+            return replace(made, keys=slice(begin - 1, end - 1))
+        if wrong == "rows" and made.turned is not None:
+            return replace(made, turned=made.turned.flip(0))
+        if wrong == "rectangle" and not made.causal:
+            return replace(made, keys=slice(begin, end - 1))
+        return made
+
+    def unweighed(values: list[Tensor], sums: list[Tensor], *rest: Any) -> None:
+        join(values, [torch.zeros_like(part) for part in sums], *rest)
+
+    monkeypatch.setattr(tiled, "plan_blocks", spoilt)
+    if wrong == "join":
+        monkeypatch.setattr(tiled, "join", unweighed)
+    expected = model.full(torch.tensor([tokens]))[0]
+    with pytest.raises(AssertionError):
+        assert_same_logits(Paged(model, blocks=40).sequence(tokens, [100, 130]), expected)
+
+
+def test_shapes_are_few() -> None:
+    """cuDNN makes a plan for each: lengths of queries and keys, and whether the order is causal."""
+    window = PRESETS["north-mini-code"].window
+    shapes = set()
+    for start in range(0, 2**17, 64 * 37):
+        for size in (None, window):
+            end = start + 8192
+            first, last = tiled.whole_tiles(start, end, size, 1024) or (0, 0)
+            blocks = tiled.plan_blocks(first, last, size, 1024, row=0, key=0, device=CPU)
+            assert sum(part.queries for block in blocks for part in block.parts[:1]) == last - first
+            shapes |= {
+                (part.queries, part.keys.stop - part.keys.start, part.causal)
+                for block in blocks
+                for part in block.parts
+            }
+    assert len(shapes) < 40
+
+
+def test_what_is_too_short_or_has_another_window_is_left_alone() -> None:
+    assert tiled.whole_tiles(5, 2053, None, 1024) is None
+    assert tiled.whole_tiles(5, 3073, None, 1024) == (1024, 3072)
+    assert tiled.whole_tiles(0, 8192, 4095, 1024) is None
+    assert tiled.whole_tiles(0, 8192, None, None) is None
+
+
+def test_other_devices_have_no_tiles() -> None:
+    assert tiled.tile_for(CPU, torch.bfloat16, 128) is None
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("joined", [False, True])
+@pytest.mark.parametrize(
+    ("queries", "keys", "causal"), [(1024, 1024, True), (1023, 1023, True), (2048, 4096, False)]
+)
+def test_cudnn_does_what_is_meant(queries: int, keys: int, causal: bool, joined: bool) -> None:
+    assert tiled.tile_for(torch.device("cuda"), torch.bfloat16, 128) == tiled.TILE
+    torch.manual_seed(2)
+    q = torch.randn(queries, 8, 128, device="cuda").bfloat16()
+    k, v = (torch.randn(keys + 1, 2, 128, device="cuda").bfloat16()[1:] for _ in "kv")
+    out, sums = tiled.cudnn(q, k, v, causal=causal, joined=joined)
+    right, right_sums = tiled.plain(q, k, v, causal=causal, joined=joined)
+    assert (out - right).float().abs().max() < 0.03
+    assert (sums is None) != joined
+    if sums is not None and right_sums is not None:
+        assert (sums - right_sums).abs().max() < 1e-2
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("window", [None, 4096])
+@pytest.mark.parametrize(("start", "count"), [(0, 8192), (100, 5000), (8192, 8192), (12000, 3000)])
+def test_tiles_and_flash_agree_on_a_gpu(window: int | None, start: int, count: int) -> None:
+    torch.manual_seed(3)
+    cuda = torch.device("cuda")
+    pages = torch.randn(260, 4, 2, 64 * 128, device=cuda).bfloat16()
+    span = Span([0] * count, start, {group: list(range(260)) for group in KVGroup})
+    q = torch.randn(count, 32, 128, device=cuda).bfloat16()
+    k, v = (torch.randn(count, 4, 128, device=cuda).bfloat16() for _ in "kv")
+    planned = [varlen.plan_varlen([span], KVGroup.FULL, window, cuda, size) for size in (None, tiled.TILE)]
+    assert planned[1].blocks
+    by_flash, by_tiles = (varlen.attend_varlen(q, k, v, pages, plan).float() for plan in planned)
+    assert (by_flash - by_tiles).square().mean().sqrt() < 0.01 * by_flash.square().mean().sqrt()
+    assert (by_flash - by_tiles).abs().amax(dim=(1, 2)).max() < 0.1
