@@ -1,5 +1,6 @@
 // The ring of pages. The loader fills it in the order of the tasks and runs ahead across tasks, layers and steps. At
-// most IN_FLIGHT pages are issued and not landed: more would only queue in memory, and every signal behind them.
+// most the bytes of IN_FLIGHT whole pages are issued and not landed: more would only queue in memory, and every signal
+// behind them; fewer, where pages are short, would leave memory idle.
 #pragma once
 
 #include "wait.h"
@@ -32,7 +33,7 @@ struct RingFiller {
   // Bring the next page in. False if the launch ended first.
   __device__ __forceinline__ bool issue(Shared& s, const Params& p, const uint8_t* from, uint32_t bytes, Site site) {
     if (!wait_barrier_or_end(s, p, &s.page_empty[slot], parity, site, Waited::PAGE_FREE, slot)) return false;
-    if (in_flight == sizes::IN_FLIGHT) {
+    while (in_flight >= sizes::IN_FLIGHT * isa::PAGE_BYTES_MAX / static_cast<int>(bytes)) {
       wait_barrier(s, p, &s.page_full[landed_slot], landed_parity, site, Waited::PAGE_LANDED, landed_slot);
       landed();
     }

@@ -63,7 +63,7 @@ __device__ __forceinline__ void expert_down_of(Consumer& c, const isa::Descripto
 #pragma unroll
   for (int n = 0; n < OWN_TILES; n++) totals[n] = {};
   // Hidden is fetched several experts ahead: one expert's pages pass faster than a fetch takes.
-  constexpr int AHEAD = Columns<K>::REGISTERS <= 24 ? (WIDE ? 2 : 3) : 1;
+  constexpr int AHEAD = Columns<K>::REGISTERS <= 24 ? (WIDE ? 3 : 4) : 1;
   Activations<K> next[AHEAD];
   auto fetch = [&](int slot, Activations<K>& to) {
     slot = min(slot, count - 1);  // past the end once more the last: nobody takes it
