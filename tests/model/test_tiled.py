@@ -159,7 +159,7 @@ def test_cudnn_does_what_is_meant(queries: int, keys: int, causal: bool, joined:
     k, v = (torch.randn(keys + 1, 2, 128, device="cuda").bfloat16()[1:] for _ in "kv")
     out, sums = tiled.cudnn(q, k, v, causal=causal, joined=joined)
     right, right_sums = tiled.plain(q, k, v, causal=causal, joined=joined)
-    assert (out - right).float().abs().max() < 0.03
+    assert (out - right).float().abs().max() < 0.07  # two steps of the largest numbers
     assert (sums is None) != joined
     if sums is not None and right_sums is not None:
         assert (sums - right_sums).abs().max() < 1e-2
