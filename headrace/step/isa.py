@@ -9,7 +9,9 @@ Machine
     counter, works out which pages a task reads (for expert and attention tasks from data), hands the task and
     this work list to the consumers, and copies the pages into the ring. The consumers take a task only after
     the loader handed it over, wait for the task's counters, compute, publish, and signal. So what the loader
-    read for a task was read before the consumers began it.
+    read for a task was read before the consumers began it. ATTENTION_MERGE has no pages and shares nothing
+    with its neighbours in the list but counters: a machine may do it beside them, as soon as its counter lets
+    it, and in the order of the layers; the kernel does.
 
 Counters
     Every counter is one 32-bit word in global memory that only grows. A task that has finished and published

@@ -60,9 +60,9 @@ ATTENTION  [share]
 
 ATTENTION_MERGE  [tiles of heads * head_dim]
     reads PARTIALS of every active row and of the head of each tile. Waits: ATTENTION. With M the largest
-    m_c: (sum over chunks c, in order, of exp(m_c - M) o_c) divided by the same sum of exp(m_c - M) l_c.
-    Publishes ATTENTION_OUT[t]. Signals TILE_COUNT. WINDOW as in ATTENTION: it decides how many chunks there
-    are.
+    m_c: (sum over chunks c of exp(m_c - M) o_c) divided by the same sum of exp(m_c - M) l_c, in an order that
+    depends on the number of chunks alone. Publishes ATTENTION_OUT[t]. Signals TILE_COUNT. WINDOW as in
+    ATTENTION: it decides how many chunks there are.
 
 O_PROJ  [tiles of hidden]
     ATTENTION_OUT against O. Waits: ATTENTION_MERGE. RESIDUAL[t] += result. If OUTPUT is X also publishes
@@ -79,7 +79,8 @@ EXPERT_UP  [share; TILE_COUNT tiles for each active expert]
 EXPERT_DOWN  [tiles of hidden]
     HIDDEN of every active expert against its down matrix, K = its width. Loader waits: ROUTER. Waits:
     EXPERT_UP; second: ROUTER. Pages: active experts in index order outside, tiles inside. d = sum over the
-    row's own experts, in index order, of w * (dot product), float32, where w = sigmoid(logit), with
+    row's own experts of w * (dot product), float32, in index order for each part of the columns and then over
+    the parts, where w = sigmoid(logit), with
     NORMALIZE divided by the sum of the row's TOP_K of these. An expert that the row is not routed to adds
     nothing. RESIDUAL[t] += d (HALVE: d / 2). Then as O_PROJ: OUTPUT X publishes X[t] and signals
     TILE_COUNT.
