@@ -40,7 +40,7 @@ _WORDS = {
     Waited.MESSAGE_FREE: "message slot {} to be free",
     Waited.SUMS_FULL: "all warps' parts of a tile in buffer {}",
     Waited.SUMS_EMPTY: "buffer {} of warps' parts to be read",
-    Waited.ROUTE: "the choice of experts ({})",
+    Waited.ROUTE: "choice {} of experts",
 }
 
 

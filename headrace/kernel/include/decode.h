@@ -79,6 +79,7 @@ __device__ __forceinline__ void begin(Shared& s, const Params& p) {
       ptx::barrier_init(&s.sums_full[0][0] + n, TILE_WARPS), ptx::barrier_init(&s.sums_empty[0][0] + n, 1);
     ptx::barrier_init(&s.route_full, 1);
     ptx::barrier_inits_done();
+    s.issued = 0;
     s.ended = s.aborted = 0;
     s.experts_read = 0;
     trace::prepare(s);

@@ -115,7 +115,7 @@ __device__ __forceinline__ Sums multiply(Consumer& c, RingPlace& ring, const Act
   for (int n = 0; n < Sums::EIGHTS * Sums::PARTS * 2 * 4; n++) (&sums.value[0][0][0][0])[n] = 0;
 #pragma unroll
   for (int page = 0; page < C::PAGES; page++) {
-    wait_barrier(c.s, c.p, &c.s.page_full[ring.slot], ring.parity, c.site(), Waited::PAGE_LANDED, ring.slot);
+    wait_barrier(c.s, c.p, &c.s.page_full[ring.slot], ring.parity(), c.site(), Waited::PAGE_LANDED, ring.slot);
     const uint4* from = reinterpret_cast<const uint4*>(c.s.ring[ring.slot]) + c.part() * 32 + c.lane();
 #pragma unroll
     for (int begin = 0; begin < C::OWN; begin += C::HELD) {
@@ -218,6 +218,7 @@ __device__ __forceinline__ void each_tile(Consumer& c, int tiles, const Activati
   for (int index = 0; index < tiles; index++) {
     if (c.owns_tile(index)) {
       RingPlace ring = c.ring;
+      if (TILE_GROUPS > 1) let_loader_come(c.s, c.p, ring, PAGES, c.site());
       Part parts[HALVES];
 #pragma unroll
       for (int half = 0; half < HALVES; half++) parts[half] = Part(multiply<K>(c, ring, a));

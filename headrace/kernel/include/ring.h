@@ -8,16 +8,31 @@
 // Where the consumers are in the ring. Each warp keeps its own, all alike at the start of a task.
 struct RingPlace {
   int32_t slot = 0;
-  uint32_t parity = 0;
+  uint32_t lap = 0;
+
+  __device__ __forceinline__ uint32_t parity() const { return lap & 1; }
+  // Of the page, counted over the launch.
+  __device__ __forceinline__ uint32_t number() const { return lap * RING + slot; }
 
   __device__ __forceinline__ void advance(int pages) {
     slot += pages;
     if (slot < RING) return;
     const int laps = slot / RING;
     slot -= laps * RING;
-    parity ^= laps & 1;
+    lap += laps;
   }
 };
+
+// Before a warp waits for its next page, when `skipped` pages since its last one, and a few of its own, were for others:
+// where that is a lap or more, the loader may not have come to the slot's last page yet, and the barrier's parity would
+// tell of the one before. So let it first come to the page itself.
+__device__ __forceinline__ void let_loader_come(Shared& s, const Params& p, const RingPlace& ring, int skipped, Site site) {
+  if (skipped + 4 <= RING) return;
+  const uint32_t number = ring.number();
+  uint64_t start = 0;
+  for (uint32_t tries = 1; static_cast<int32_t>(*static_cast<volatile uint32_t*>(&s.issued) - number) <= 0; tries++)
+    if ((tries & 255) == 0 && !keep_waiting(s, p, start, site, Waited::PAGE_LANDED, ring.slot, number + 1, s.issued)) return;
+}
 
 // A page has been read by this warp, which is one of `sharers` that read it; for all lanes.
 __device__ __forceinline__ void release_page(Shared& s, int lane, int slot, int sharers) {
@@ -28,6 +43,7 @@ __device__ __forceinline__ void release_page(Shared& s, int lane, int slot, int 
 // The loader's side, for one thread.
 struct RingFiller {
   int32_t slot = 0, landed_slot = 0, in_flight = 0;
+  uint32_t issued = 0;  // pages
   uint32_t parity = 1, landed_parity = 0;  // an empty ring passes for one that has been freed
 
   // Bring the next page in. False if the launch ended first.
@@ -41,6 +57,7 @@ struct RingFiller {
     ptx::bulk_load(s.ring[slot], from, bytes, &s.page_full[slot], ptx::read_once_policy());
     in_flight++;
     advance(slot, parity);
+    *static_cast<volatile uint32_t*>(&s.issued) = ++issued;
     return true;
   }
 

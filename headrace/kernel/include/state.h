@@ -163,6 +163,7 @@ struct Shared {
   uint64_t message_full[MESSAGES], message_empty[MESSAGES];
   uint64_t sums_full[TILE_GROUPS][2], sums_empty[TILE_GROUPS][2];
   uint64_t route_full;
+  uint32_t issued;        // pages of the ring, over the launch; written by the loader
   int32_t ended;          // the launch is over; written in SAMPLE_COMMIT
   int32_t aborted;        // the watchdog has struck, here or on another SM: a value of Aborted
   Trouble trouble;

@@ -52,7 +52,7 @@ __device__ __forceinline__ void put_new_tokens(Consumer& c, uint8_t* page, int p
 // Half a block: scores, then values. `ring` is at the block's K page.
 __device__ __forceinline__ void attend_half(Consumer& c, Attention& a, RingPlace ring, int row, int head, int block,
                                             int half, int window) {
-  wait_barrier(c.s, c.p, &c.s.page_full[ring.slot], ring.parity, c.site(), Waited::PAGE_LANDED, ring.slot);
+  wait_barrier(c.s, c.p, &c.s.page_full[ring.slot], ring.parity(), c.site(), Waited::PAGE_LANDED, ring.slot);
   uint8_t* keys = c.s.ring[ring.slot];
   put_new_tokens(c, keys, 0, row, head, block, half);
   float score[4][4];
@@ -112,7 +112,7 @@ __device__ __forceinline__ void attend_half(Consumer& c, Attention& a, RingPlace
     weights[j] = ptx::pack(low, high);
   }
 
-  wait_barrier(c.s, c.p, &c.s.page_full[ring.slot], ring.parity, c.site(), Waited::PAGE_LANDED, ring.slot);
+  wait_barrier(c.s, c.p, &c.s.page_full[ring.slot], ring.parity(), c.site(), Waited::PAGE_LANDED, ring.slot);
   uint8_t* values = c.s.ring[ring.slot];
   put_new_tokens(c, values, 1, row, head, block, half);
   auto value = [&](int t) { return reinterpret_cast<const uint4*>(values)[(t * 2 + half) * 32 + c.lane()]; };
@@ -229,7 +229,7 @@ __device__ __forceinline__ void load_queries(Consumer& c, const isa::Descriptor&
 }
 
 __device__ __forceinline__ void attend_chunk(Consumer& c, const isa::Descriptor& task, Attention& a, int row, int head,
-                                             int begin, int blocks, int part) {
+                                             int begin, int blocks, int part, int skipped) {
   a.maximum = -ptx::infinity();
   a.sum = 0;
 #pragma unroll
@@ -238,6 +238,7 @@ __device__ __forceinline__ void attend_chunk(Consumer& c, const isa::Descriptor&
     for (int n = 0; n < 4; n++) a.output[t][n] = 0;
   RingPlace ring = c.ring;
   ring.advance(2 * (part >> 1));
+  let_loader_come(c.s, c.p, ring, skipped, c.site());
 #pragma unroll 1
   for (int block = part >> 1; block < blocks; block += 2) {
     attend_half(c, a, ring, row, head, begin + block, part & 1, task.window);
@@ -257,7 +258,7 @@ __device__ __forceinline__ void attention(Consumer& c, const isa::Descriptor& ta
   if (!going) return;
   if (items == 0) return signal_only(c, task);
   const int group = c.warp() >> 2, part = c.warp() & 3;
-  int item = 0;
+  int item = 0, most = 0;  // blocks of an item before
   runs.each([&](int row, int head, int low, int high) {
     const RowChunks& chunks = table.rows[row];
     Attention a;
@@ -268,10 +269,11 @@ __device__ __forceinline__ void attention(Consumer& c, const isa::Descriptor& ta
       // Records alternate with the parity of messages, so groups do, too.
       const uint32_t sequence = c.sequence + item;
       if (static_cast<int>(sequence & 1) == group) {
-        attend_chunk(c, task, a, row, head, begin, blocks, part);
+        attend_chunk(c, task, a, row, head, begin, blocks, part, 2 * most);
         send_partials(c, task, a, row, head, chunk, sequence, item == items - 1, group, part);
       }
       c.ring.advance(2 * blocks);
+      most = max(most, blocks);
     }
   });
   c.sequence += items;
