@@ -60,8 +60,8 @@ __device__ __forceinline__ bool keep_waiting(Shared& s, const Params& p, uint64_
 
 __device__ __forceinline__ void wait_barrier(Shared& s, const Params& p, uint64_t* barrier, uint32_t parity, Site site,
                                              Waited what, int32_t index) {
-  if (ptx::barrier_passed(barrier, parity)) return;
   const trace::Waiting waiting(s, lane_of(site.agent), sum_of(what, site.agent));
+  if (ptx::barrier_passed(barrier, parity)) return;  // which may itself take as long as the phase does
   uint64_t start = 0;
   for (uint32_t tries = 1; !ptx::barrier_passed(barrier, parity); tries++)
     if ((tries & 15) == 0 && !keep_waiting(s, p, start, site, what, index, parity, parity ^ 1)) return;
