@@ -54,13 +54,13 @@ class Hop:
 
 
 def operation_times(trace: Trace) -> list[OperationTime]:
-    """In the order of the opcodes; operations that a plan does not have are left out."""
+    """In the order of the opcodes; operations that the consumers did not do are left out."""
     opcodes = trace.plan.descriptors[..., Field.OPCODE]
     steps = list(trace.whole)
     found = []
     for opcode in Opcode:
         mine = (opcodes == opcode)[:, None, :]
-        if opcode is Opcode.END or not mine.any():
+        if opcode is Opcode.END or not (mine & np.isfinite(trace.consumers.end[:, steps])).any():
             continue
 
         def mean(values: Times, mine: npt.NDArray[np.bool_] = mine) -> float:
