@@ -89,9 +89,7 @@ def _owned_tiles(plan: Plan) -> int:
 def _window(plan: Plan) -> int:
     windows = set(plan.descriptors[..., Field.WINDOW].ravel().tolist()) - {0}
     if len(windows) > 1:
-        raise VariantError(
-            f"the kernel takes one window size, not {sorted(windows)}: decode with 'torch'"
-        )
+        raise VariantError(f"the kernel takes one window size, not {sorted(windows)}: decode with 'torch'")
     return windows.pop() if windows else 0
 
 
