@@ -49,7 +49,8 @@ struct RingFiller {
   // Bring the next page in. False if the launch ended first.
   __device__ __forceinline__ bool issue(Shared& s, const Params& p, const uint8_t* from, uint32_t bytes, Site site) {
     if (!wait_barrier_or_end(s, p, &s.page_empty[slot], parity, site, Waited::PAGE_FREE, slot)) return false;
-    while (in_flight >= sizes::IN_FLIGHT * isa::PAGE_BYTES_MAX / static_cast<int>(bytes)) {
+    // Never more than the ring's: a slot's landing is looked at before the next one there, as a parity tells just two apart.
+    while (in_flight >= min(RING, sizes::IN_FLIGHT * isa::PAGE_BYTES_MAX / static_cast<int>(bytes))) {
       wait_barrier(s, p, &s.page_full[landed_slot], landed_parity, site, Waited::PAGE_LANDED, landed_slot);
       landed();
     }
