@@ -218,7 +218,7 @@ __device__ __forceinline__ void each_tile(Consumer& c, int tiles, const Activati
   for (int index = 0; index < tiles; index++) {
     if (c.owns_tile(index)) {
       RingPlace ring = c.ring;
-      if (TILE_GROUPS > 1) let_loader_come(c.s, c.p, ring, PAGES, c.site());
+      if (TILE_GROUPS > 1) let_loader_come(c.s, c.p, ring, PAGES, Columns<K>::PER_PAGE * isa::UNIT, c.site());
       Part parts[HALVES];
 #pragma unroll
       for (int half = 0; half < HALVES; half++) parts[half] = Part(multiply<K>(c, ring, a));

@@ -23,11 +23,21 @@ struct RingPlace {
   }
 };
 
-// Before a warp waits for its next page, when `skipped` pages since its last one, and a few of its own, were for others:
-// where that is a lap or more, the loader may not have come to the slot's last page yet, and the barrier's parity would
-// tell of the one before. So let it first come to the page itself.
-__device__ __forceinline__ void let_loader_come(Shared& s, const Params& p, const RingPlace& ring, int skipped, Site site) {
-  if (skipped + 4 <= RING) return;
+// Loads of so many bytes that may be under way. A barrier's parity tells two laps apart, no more: who waits for a page
+// must know that the slot's page before has landed. Of the pages before one that has, all but the last few under way
+// have, too; so with these and the SKIPPED pages of another group of warps, a lap is not full.
+constexpr int SKIPPED = 4;
+__device__ __forceinline__ constexpr int most_in_flight(int bytes) {
+  const int whole = sizes::IN_FLIGHT * isa::PAGE_BYTES_MAX / bytes, most = RING - 1 - SKIPPED;
+  return whole < most ? whole : most;
+}
+static_assert(RING > 1 + SKIPPED);
+
+// Before a warp waits for its next page of `bytes`, when `skipped` pages since the last one that it knows to have landed
+// were for others: where a lap may be full, let the loader first come to the page itself.
+__device__ __forceinline__ void let_loader_come(Shared& s, const Params& p, const RingPlace& ring, int skipped, int bytes,
+                                                Site site) {
+  if (skipped + 1 + most_in_flight(bytes) <= RING) return;
   const uint32_t number = ring.number();
   uint64_t start = 0;
   for (uint32_t tries = 1; static_cast<int32_t>(*static_cast<volatile uint32_t*>(&s.issued) - number) <= 0; tries++)
@@ -49,8 +59,7 @@ struct RingFiller {
   // Bring the next page in. False if the launch ended first.
   __device__ __forceinline__ bool issue(Shared& s, const Params& p, const uint8_t* from, uint32_t bytes, Site site) {
     if (!wait_barrier_or_end(s, p, &s.page_empty[slot], parity, site, Waited::PAGE_FREE, slot)) return false;
-    // Never more than the ring's: a slot's landing is looked at before the next one there, as a parity tells just two apart.
-    while (in_flight >= min(RING, sizes::IN_FLIGHT * isa::PAGE_BYTES_MAX / static_cast<int>(bytes))) {
+    while (in_flight >= most_in_flight(static_cast<int>(bytes))) {
       wait_barrier(s, p, &s.page_full[landed_slot], landed_parity, site, Waited::PAGE_LANDED, landed_slot);
       landed();
     }

@@ -238,7 +238,7 @@ __device__ __forceinline__ void attend_chunk(Consumer& c, const isa::Descriptor&
     for (int n = 0; n < 4; n++) a.output[t][n] = 0;
   RingPlace ring = c.ring;
   ring.advance(2 * (part >> 1));
-  let_loader_come(c.s, c.p, ring, skipped, c.site());
+  let_loader_come(c.s, c.p, ring, skipped + 2 * (part >> 1), kv::PAGE_BYTES, c.site());
 #pragma unroll 1
   for (int block = part >> 1; block < blocks; block += 2) {
     attend_half(c, a, ring, row, head, begin + block, part & 1, task.window);
