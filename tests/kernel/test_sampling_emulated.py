@@ -5,7 +5,6 @@ Needs a C++ compiler, not a GPU; what it leaves open is in `tests.kernel.emulate
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
@@ -22,7 +21,8 @@ from headrace.step.isa import Buffer
 from headrace.step.oracle.rows import LaunchRow
 from headrace.step.plan import Plan
 from headrace.step.planner import build_plan
-from tests.kernel.emulated import COMPILER, Emulated, Floats, compiled
+from tests.kernel.emulated import COMPILER, EmulationError, Library
+from tests.kernel.emulated.sampling import Emulated, Floats, compiled
 from tests.kernel.test_sampling_on_gpu import EVERY, PARAMS, same, shallow
 from tests.step.oracle.setting import expected
 
@@ -49,7 +49,7 @@ def plan_of(rows: int, sms: int, vocabulary: int) -> Plan:
     return build_plan(replace(shallow(), vocab_size=vocabulary), rows=rows, sms=sms)
 
 
-_libraries: dict[tuple[int, int, int], ctypes.CDLL] = {}
+_libraries: dict[tuple[int, int, int], Library] = {}
 
 
 @pytest.fixture
@@ -187,7 +187,7 @@ BREAKS = {
         "ops/sample_select.h",
         "same = amount != 0 && digit == its_digit",
         "same = amount != 0 && digit == __shfl_sync(~0u, digit, leader)",
-        TimeoutError,
+        EmulationError,
     ),
     "one equal too few": ("border.h", "token <= last_equal", "token < last_equal", AssertionError),
     "noise of the position before": (

@@ -1,7 +1,7 @@
-"""The kernel's sampling, compiled for the host and run thread by thread: the very headers that a GPU runs.
+"""The kernel, compiled for the host and run thread by thread: the very headers that a GPU runs.
 
-Only ptx.h and consumer.h are others. What it cannot show is what one host thread has no part in: the order in
-which memory changes for others, registers, and a GPU's own logarithms.
+Only ptx.h is another, and for sampling alone consumer.h. What it cannot show is what one host thread has no
+part in: the order in which memory changes for others, registers, and a GPU's own logarithms and products.
 """
 
 from __future__ import annotations
@@ -14,119 +14,73 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
-import torch
 
 from headrace.kernel.build import fixed_headers
-from headrace.kernel.inputs import RowInputs
-from headrace.kernel.launcher import with_logprobs
-from headrace.kernel.records import ABSENT, HOST_LINK, LOGPROB_RECORD, PARAMS
 from headrace.kernel.variant import variant_of
-from headrace.model.sampler import NO_TOKEN, Sampled
-from headrace.step.buffers import ALIGNMENT, arena, buffer_specs
-from headrace.step.isa import Buffer, Field, Opcode
-from headrace.step.oracle.rows import LaunchRow
 from headrace.step.plan import Plan
 
 HERE = Path(__file__).parent
 COMPILER = shutil.which("c++") or shutil.which("g++")
-OWN = ("cuda.h", "ptx.h", "consumer.h", "launch.cpp")
+COMMON = ("scheduler.h", "copies.h", "alignment.h", "cuda.h", "ptx.h")
 OPTIONS = ("-std=c++17", "-O1", "-ffp-contract=off", "-w", "-shared", "-fPIC")
-SAMPLING = (Opcode.SAMPLE_STATS, Opcode.SAMPLE_SELECT, Opcode.SAMPLE_PICK, Opcode.SAMPLE_COMMIT)
-MAX_STEPS = 16
+CHECKED = ("-fsanitize=alignment", "-fno-sanitize-recover=alignment")
+# Words of a header that a host's compiler cannot take, and what stands for them.
+OTHERS = {
+    "decode.h": ("extern __shared__ __align__(128) uint8_t memory[];", "uint8_t* memory = shared_begin();")
+}
 
-Floats = npt.NDArray[np.float32]
-
-
-def compiled(plan: Plan, folder: Path, spoilt: tuple[str, str, str] | None = None) -> ctypes.CDLL:
-    """The sampling operations of a plan. `spoilt` is a header, words in it and what stands there instead."""
-    assert COMPILER is not None
-    headers = {**fixed_headers(), **variant_of(plan).headers}
-    if spoilt is not None:
-        name, words, others = spoilt
-        assert words in headers[name]
-        headers[name] = headers[name].replace(words, others)
-    headers["variant.h"] = headers["variant.h"].replace("__constant__ const", "static const")
-    headers |= {name: (HERE / name).read_text() for name in OWN}
-    for name, text in headers.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(text)
-    library = folder / "launch.so"
-    command = [COMPILER, *OPTIONS, f"-I{folder}", "-o", str(library), str(folder / "launch.cpp")]
-    subprocess.run(command, check=True)
-    loaded = ctypes.CDLL(str(library))
-    loaded.run.restype = ctypes.c_bool
-    return loaded
+Spoilt = tuple[str, str, str]  # a header, words in it and what stands there instead
 
 
-class Emulated:
-    """As `headrace.kernel.launcher.Launcher`, for sampling alone: the logits of every step are given."""
+class EmulationError(RuntimeError):
+    """The launch did not come to its end; the message says why."""
 
-    def __init__(self, plan: Plan, library: ctypes.CDLL) -> None:
-        self.plan, self._library = plan, library
-        sizes = plan.sizes
-        self._specs = buffer_specs(sizes)
-        self._offsets, total = arena(self._specs)
-        memory = np.full(total + ALIGNMENT, 0xFF, dtype=np.uint8)
-        self._memory = memory[-memory.ctypes.data % ALIGNMENT :]
-        self.buffer(Buffer.HISTOGRAM)[:] = 0
-        self.inputs = RowInputs(sizes.rows, sizes.vocabulary, torch.device("cpu"))
-        own = np.isin(plan.descriptors[..., Field.OPCODE], [int(opcode) for opcode in SAMPLING])
-        self._tasks = np.stack([tasks[mine] for tasks, mine in zip(plan.descriptors, own, strict=True)])
-        self._host = np.zeros(1, HOST_LINK)
-        self._tokens = np.zeros((MAX_STEPS, sizes.rows), np.int32)
-        self._logprobs = np.zeros((MAX_STEPS, sizes.rows), LOGPROB_RECORD)
 
-    def buffer(self, buffer: Buffer) -> npt.NDArray[np.int32]:
-        """A buffer as 32-bit words."""
-        begin = self._offsets[buffer]
-        return self._memory[begin : begin + self._specs[buffer].bytes].view(np.int32)
+class Library:
+    """A kernel of a plan, or a part of it: a source of this folder with its own headers."""
 
-    def run(
-        self, rows: Sequence[LaunchRow | None], logits: Floats, order: int = 0
-    ) -> list[list[Sampled | None]]:
-        """A step for each of `logits` [steps, rows, vocabulary].
+    def __init__(
+        self,
+        plan: Plan,
+        folder: Path,
+        source: str,
+        *own: str,
+        strict: bool = False,
+        spoilt: Spoilt | None = None,
+    ) -> None:
+        assert COMPILER is not None
+        headers = {**fixed_headers(), **variant_of(plan, strict=strict).headers}
+        changes = [(name, *words) for name, words in OTHERS.items()] + ([spoilt] if spoilt else [])
+        for name, words, others in changes:
+            assert headers[name].count(words) >= 1
+            headers[name] = headers[name].replace(words, others)
+        headers |= {name: (HERE / name).read_text() for name in (*COMMON, *own, source)}
+        for name, text in headers.items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_text(text)
+        place = folder / "launch.so"
+        command = [
+            COMPILER,
+            *OPTIONS,
+            *CHECKED,
+            f"-I{folder}",
+            "-c",
+            "-o",
+            str(folder / "launch.o"),
+            str(folder / source),
+        ]
+        subprocess.run(command, check=True)
+        # Without the compiler's own library, as alignment.h has what is called of it.
+        link = [COMPILER, "-shared", "-o", str(place), str(folder / "launch.o")]
+        subprocess.run(link, check=True)
+        self._loaded = ctypes.CDLL(str(place))
+        self._loaded.run.restype = ctypes.c_char_p
 
-        Raises TimeoutError if threads wait in vain.
-        """
-        self.inputs.fill(rows)
-        self.inputs.send()
-        self._host[:] = np.zeros(1, HOST_LINK)
-        tiles = self._tiles(logits)
-        params = self._params(len(logits))
-        pointers = [ctypes.c_void_p(array.ctypes.data) for array in (params, self._tasks, tiles)]
-        if not self._library.run(*pointers[:2], self._tasks.shape[1], pointers[2], order):
-            raise TimeoutError("threads wait for others that never come")
-        steps = int(self._host["steps"][0])
-        made = self._tokens[:steps].T.tolist()
-        self.inputs.ran(rows, [[token for token in row if token != ABSENT] for row in made])
-        return [[self._result(step, *row) for row in enumerate(rows)] for step in range(steps)]
-
-    def _tiles(self, logits: Floats) -> Floats:
-        """As LM_HEAD leaves them; what is padding is large, and would be taken if it was looked at."""
-        sizes = self.plan.sizes
-        padded = np.full((len(logits), sizes.rows, sizes.vocabulary_tiles * 8), 9e9, dtype=np.float32)
-        padded[:, : logits.shape[1], : sizes.vocabulary] = logits
-        return np.ascontiguousarray(padded.reshape(len(logits), sizes.rows, -1, 8).swapaxes(1, 2))
-
-    def _params(self, steps: int) -> np.ndarray[Any, Any]:
-        params = np.zeros(1, PARAMS)
-        arrays = {
-            "buffers": self._memory,
-            "host": self._host,
-            "tokens": self._tokens,
-            "logprobs": self._logprobs,
-        }
-        addresses = {name: array.ctypes.data for name, array in arrays.items()}
-        for name, address in (addresses | self.inputs.addresses()).items():
-            params[name] = address
-        params["steps"] = steps
-        return params
-
-    def _result(self, step: int, index: int, row: LaunchRow | None) -> Sampled | None:
-        token = int(self._tokens[step, index])
-        if row is None or token == ABSENT:
-            return None
-        if token == NO_TOKEN or row.params.logprobs is None:
-            return Sampled(token)
-        return with_logprobs(token, self._logprobs[step, index], row.params.logprobs)
+    def run(self, *values: np.ndarray[Any, Any] | int) -> None:
+        """Raises EmulationError if it does not come to its end."""
+        given = [
+            ctypes.c_uint32(value) if isinstance(value, int) else ctypes.c_void_p(value.ctypes.data)
+            for value in values
+        ]
+        if (failure := self._loaded.run(*given)) is not None:
+            raise EmulationError(failure.decode())

@@ -11,16 +11,15 @@ struct Consumer {
   uint32_t sequence, begun, thread;
   int sm;
 
-  int warp() const { return thread / WARP_LANES; }
-  int lane() const { return thread % WARP_LANES; }
+  int warp() const { return thread / LANES; }
+  int lane() const { return thread % LANES; }
   int site() const { return 0; }
-  void meet_all() const { meet_in_block(sm); }
+  void meet_all() const { ptx::meet(ALL_CONSUMERS, CONSUMERS); }
 };
 
 inline void wait_for(Consumer& c, int32_t counter, int32_t arrivals) {
   if (!counter) return;
-  while (counters[counter] < c.s.epoch * static_cast<uint32_t>(arrivals)) let_others_run();
-  progress = true;
+  while (counters[counter] < c.s.epoch * static_cast<uint32_t>(arrivals)) park(&counters[counter]);
 }
 
 template <typename Waits>
@@ -42,9 +41,9 @@ inline void claim_message(Shared&, const Params&, uint32_t, int) {}
 inline void submit_message(Shared&, const Params&, uint32_t, uint8_t* to, const void* from, uint32_t bytes,
                            int32_t counter, uint32_t amount) {
   if ((reinterpret_cast<uintptr_t>(to) | reinterpret_cast<uintptr_t>(from) | bytes) % 16 && bytes)
-    std::puts("a bulk store is not aligned"), std::abort();
+    fail("a bulk store is not aligned");
   if (bytes) std::memcpy(to, from, bytes);
-  if (counter) counters[counter] += amount;
+  if (counter) ptx::add_relaxed(&counters[counter], amount);
 }
 
 inline void signal_only(Consumer& c, const isa::Descriptor& task) {

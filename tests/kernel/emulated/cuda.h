@@ -1,24 +1,31 @@
-// What device code takes from CUDA, for one host thread: every thread of the GPU is a fiber, and a fiber that waits
-// for its warp or its block lets the others run. Who waits in vain is seen.
+// What device code takes from CUDA, for one host thread: every thread of the GPU is a fiber.
 #pragma once
 
-#include <ucontext.h>
+#include "scheduler.h"
 
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
-#include <cstdio>
-#include <cstdlib>
 #include <cstring>
 
 #define __device__
+#define __global__
+#define __constant__
+#define __grid_constant__
+#define __launch_bounds__(threads, blocks)
 #define __forceinline__ inline
 
-constexpr int WARP_LANES = 32;
+struct Index { uint32_t x; };
+#define threadIdx (Index{static_cast<uint32_t>(current->thread)})
+#define blockIdx (Index{static_cast<uint32_t>(current->sm)})
 
-struct float2 { float x, y; };
+struct alignas(8) float2 { float x, y; };
+struct alignas(8) uint2 { uint32_t x, y; };
 struct alignas(16) float4 { float x, y, z, w; };
 struct alignas(16) uint4 { uint32_t x, y, z, w; };
+inline float2 make_float2(float x, float y) { return {x, y}; }
+inline uint2 make_uint2(uint32_t x, uint32_t y) { return {x, y}; }
+inline uint4 make_uint4(uint32_t x, uint32_t y, uint32_t z, uint32_t w) { return {x, y, z, w}; }
 inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 
 // ---- numbers; the compiler is told not to contract ----
@@ -53,6 +60,12 @@ inline float __fadd_rz(float a, float b) { return toward_zero(static_cast<double
 inline int __ffs(uint32_t x) { return __builtin_ffs(x); }
 inline int __popc(uint32_t x) { return __builtin_popcount(x); }
 inline int min(int a, int b) { return a < b ? a : b; }
+inline int max(int a, int b) { return a > b ? a : b; }
+inline uint32_t min(uint32_t a, uint32_t b) { return a < b ? a : b; }
+inline uint32_t max(uint32_t a, uint32_t b) { return a > b ? a : b; }
+inline float __fdividef(float a, float b) { return a / b; }
+inline float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
+inline float __int_as_float(int x) { return bits_as<float>(x); }
 
 template <typename T>
 T __ldg(const T* from) {
@@ -65,59 +78,73 @@ T atomicAdd(T* to, T amount) {
   return before;
 }
 
-// ---- fibers ----
+inline int atomicCAS(int* at, int expected, int value) {
+  const int before = *at;
+  if (before == expected) *at = value;
+  return before;
+}
+inline uint32_t atomicCAS(uint32_t* at, uint32_t expected, uint32_t value) {
+  const uint32_t before = *at;
+  if (before == expected) *at = value;
+  return before;
+}
+inline void __threadfence_block() {}
 
-struct Fiber {
-  ucontext_t context;
-  int sm, thread;
-  bool done;
-};
-extern Fiber* current;
-extern bool progress;  // somebody's wait has ended in this round
-
-void let_others_run();
-// Give a word to the warp and get those of all lanes, once all are there.
-const uint64_t* exchange_in_warp(uint64_t word);
-void meet_in_block(int sm);
+// ---- a warp ----
 
 template <typename T>
-uint64_t word_of(T value) {
-  uint64_t word = 0;
-  std::memcpy(&word, &value, sizeof(value));
-  return word;
+Words words_of(T value) {
+  static_assert(sizeof(T) <= 8);
+  Words words{};
+  std::memcpy(words.at, &value, sizeof(value));
+  return words;
 }
 template <typename T>
-T value_of(uint64_t word) {
+T value_of(const Words& words) {
   T value;
-  std::memcpy(&value, &word, sizeof(value));
+  std::memcpy(&value, words.at, sizeof(value));
   return value;
 }
 
-inline int own_lane() { return current->thread % WARP_LANES; }
-inline void __syncwarp() { exchange_in_warp(0); }
+inline int own_lane() { return current->thread % LANES; }
+inline void __syncwarp() { exchange_in_warp({}); }
 inline uint32_t __ballot_sync(uint32_t, bool vote) {
-  const uint64_t* votes = exchange_in_warp(vote);
+  const Words* votes = exchange_in_warp(words_of(vote));
   uint32_t all = 0;
-  for (int lane = 0; lane < WARP_LANES; lane++) all |= static_cast<uint32_t>(votes[lane]) << lane;
+  for (int lane = 0; lane < LANES; lane++) all |= static_cast<uint32_t>(value_of<bool>(votes[lane])) << lane;
   return all;
 }
 template <typename T>
 T __shfl_sync(uint32_t, T value, int lane) {
-  return value_of<T>(exchange_in_warp(word_of(value))[lane]);
+  return value_of<T>(exchange_in_warp(words_of(value))[lane]);
 }
 template <typename T>
 T __shfl_xor_sync(uint32_t, T value, int mask) {
-  return value_of<T>(exchange_in_warp(word_of(value))[own_lane() ^ mask]);
+  return value_of<T>(exchange_in_warp(words_of(value))[own_lane() ^ mask]);
 }
 template <typename T>
-T __shfl_up_sync(uint32_t, T value, int by) {
-  const uint64_t* words = exchange_in_warp(word_of(value));
-  return value_of<T>(words[own_lane() >= by ? own_lane() - by : own_lane()]);
+T __shfl_up_sync(uint32_t, T value, int by, int width = LANES) {
+  const Words* words = exchange_in_warp(words_of(value));
+  return value_of<T>(words[own_lane() % width >= by ? own_lane() - by : own_lane()]);
+}
+template <typename T, typename Put>
+T reduced(T value, Put put) {
+  const Words* words = exchange_in_warp(words_of(value));
+  T all = value_of<T>(words[0]);
+  for (int lane = 1; lane < LANES; lane++) all = put(all, value_of<T>(words[lane]));
+  return all;
 }
 template <typename T>
 T __reduce_add_sync(uint32_t, T value) {
-  const uint64_t* words = exchange_in_warp(word_of(value));
-  T sum = 0;
-  for (int lane = 0; lane < WARP_LANES; lane++) sum += value_of<T>(words[lane]);
-  return sum;
+  return reduced(value, [](T a, T b) { return a + b; });
 }
+inline uint32_t __reduce_or_sync(uint32_t, uint32_t value) {
+  return reduced(value, [](uint32_t a, uint32_t b) { return a | b; });
+}
+inline uint32_t __reduce_max_sync(uint32_t, uint32_t value) {
+  return reduced(value, [](uint32_t a, uint32_t b) { return a > b ? a : b; });
+}
+inline uint32_t __reduce_min_sync(uint32_t, uint32_t value) {
+  return reduced(value, [](uint32_t a, uint32_t b) { return a < b ? a : b; });
+}
+#define __syncthreads() meet_in_block(0, THREADS, true)

@@ -1,9 +1,46 @@
-// In the place of the kernel's ptx.h: what sampling uses of it. One host thread needs no fence.
+// In the place of the kernel's ptx.h: what each instruction does, for fibers of one host thread, where memory changes for
+// all at once. So fences do nothing; copies take their time all the same.
 #pragma once
 
+#include "copies.h"
 #include "cuda.h"
 
+// Of the block that runs; see whoever includes the kernel.
+uint8_t* shared_begin();
+size_t shared_size();
+
 namespace ptx {
+
+inline uint32_t shared_address(const void* pointer) {
+  const auto offset = static_cast<size_t>(static_cast<const uint8_t*>(pointer) - shared_begin());
+  if (offset >= shared_size()) fail("not an address of the block's own shared memory");
+  return static_cast<uint32_t>(offset);
+}
+
+inline void barrier_init(uint64_t* barrier, int arrivals) {
+  barrier_at(barrier) = {0, static_cast<uint64_t>(arrivals), static_cast<uint64_t>(arrivals), 0};
+}
+inline void barrier_inits_done() {}
+inline void barrier_arrive(uint64_t* barrier, int count) {
+  change_barrier(barrier, count, 0);
+  falter();
+}
+inline void barrier_expect(uint64_t* barrier, uint32_t bytes) { change_barrier(barrier, 1, bytes); }
+inline bool barrier_passed(uint64_t* barrier, uint32_t parity) {
+  if (barrier_at(barrier).parity == parity) park(barrier);
+  return barrier_at(barrier).parity != parity;
+}
+
+inline uint64_t read_once_policy() { return 0; }
+inline void bulk_load(void* to, const void* from, uint32_t bytes, uint64_t* barrier, uint64_t) {
+  shared_address(to);
+  begin_copy(to, from, bytes, barrier);
+}
+inline void bulk_store(void* to, uint32_t from_shared, uint32_t bytes) {
+  begin_copy(to, shared_begin() + from_shared, bytes, nullptr);
+}
+inline void bulk_stores_read() { stores_read(); }
+inline void bulk_stores_done() { stores_done(); }
 
 inline void shared_before_bulk() {}
 inline void global_before_bulk() {}
@@ -12,22 +49,70 @@ inline void fence_system() {}
 
 template <typename T>
 const T& aligned(const void* from) {
-  if (reinterpret_cast<uintptr_t>(from) % sizeof(T)) std::puts("a load is not aligned"), std::abort();
+  if (reinterpret_cast<uintptr_t>(from) % sizeof(T)) fail("a load of %zu bytes is not aligned", sizeof(T));
   return *static_cast<const T*>(from);
 }
 
-inline uint32_t load_relaxed(const uint32_t* from) { return *from; }
+inline uint32_t load_relaxed(const uint32_t* from) { return polled(from); }
+inline uint32_t load_acquire(const uint32_t* from) { return polled(from); }
+inline void fetch(const void*) {}
 inline uint4 load_shared_data(const void* from) { return aligned<uint4>(from); }
+inline float load_shared_float(const float* from) { return aligned<float>(from); }
 inline uint64_t load_shared_word(const uint64_t* from) { return aligned<uint64_t>(from); }
-inline int32_t load_from_host(const int32_t* from) { return *from; }
-inline void store_to_host(int32_t* to, int32_t value) { *to = value; }
+inline void add_relaxed(uint32_t* to, uint32_t amount) {
+  *to += amount;
+  wake(to);
+  falter();
+}
+inline void add_release(uint32_t* to, uint32_t amount) { add_relaxed(to, amount); }
 inline uint64_t add_wide(uint64_t* to, uint64_t amount) { return atomicAdd(to, amount); }
 inline uint32_t exchange(uint32_t* to, uint32_t value) {
   const uint32_t before = *to;
   *to = value;
   return before;
 }
+inline int32_t load_from_host(const int32_t* from) { return *from; }
+inline void store_to_host(int32_t* to, int32_t value) { *to = value; }
+
+inline float low_half(uint32_t word) { return __uint_as_float(word << 16); }
+inline float high_half(uint32_t word) { return __uint_as_float(word & 0xffff0000u); }
+
+// Sum k of 16 products in order, each rounded to float32: a tensor core rounds otherwise, within the same bounds.
+inline void multiply_add(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1) {
+  const auto both = [](uint32_t low, uint32_t high) { return static_cast<uint64_t>(high) << 32 | low; };
+  const Words* all = exchange_in_warp({{both(a0, a2), both(a1, a3), both(b0, b1)}});
+  const int row = own_lane() / 4, column = own_lane() % 4 * 2;
+  for (int n = 0; n < 4; n++) {
+    const Words *a = all + row * 4, *b = all + (column + n % 2) * 4;
+    for (int half = 0; half < 64; half += 32)
+      for (int c = 0; c < 4; c++) {
+        const auto x = static_cast<uint32_t>(a[c].at[n / 2] >> half), y = static_cast<uint32_t>(b[c].at[2] >> half);
+        d[n] += low_half(x) * low_half(y);
+        d[n] += high_half(x) * high_half(y);
+      }
+  }
+}
+
 inline void forget(uint32_t&) {}
+inline void meet(int barrier, int count) { meet_in_block(barrier, count, true); }
+inline void meet_no_wait(int barrier, int count) { meet_in_block(barrier, count, false); }
+template <int REGISTERS>
+inline void take_registers() {}
+template <int REGISTERS>
+inline void give_registers() {}
+// Who looks at the clock has waited for a while, for a word that may be read without any instruction of its own.
+inline uint64_t nanoseconds() {
+  park(&machine.clock);
+  return machine.clock++;
+}
+inline uint32_t cycles() { return static_cast<uint32_t>(machine.clock++); }
+
 inline float infinity() { return __builtin_inff(); }
+inline uint32_t rounded(float x) {
+  const uint32_t bits = __float_as_uint(x);
+  if (x != x) return 0x7fff;
+  return (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+}
+inline uint32_t pack(float low, float high) { return rounded(high) << 16 | rounded(low); }
 
 }  // namespace ptx

@@ -1,0 +1,28 @@
+// A launch of the whole kernel.
+#include "alignment.h"
+#include "cuda.h"
+
+#include "decode.h"
+
+#include <cstdlib>
+
+static const Params* params;
+static std::vector<uint8_t*> blocks;  // each SM's shared memory
+
+uint8_t* shared_begin() { return blocks[current->sm]; }
+size_t shared_size() { return sizeof(Shared); }
+
+// Null, or what went wrong. `seed` is for the order of threads and copies.
+extern "C" const char* run(const Params* given, uint32_t seed) {
+  params = given;
+  under_way.clear();
+  blocks.clear();
+  for (int sm = 0; sm < sizes::SMS; sm++) {
+    constexpr size_t BYTES = (sizeof(Shared) + 127) / 128 * 128;
+    blocks.push_back(static_cast<uint8_t*>(std::aligned_alloc(128, BYTES)));
+    std::memset(blocks.back(), 0xee, BYTES);
+  }
+  const char* failure = run_threads(sizes::SMS, THREADS, seed, COPIES, [](int, int) { decode(*params); });
+  for (uint8_t* block : blocks) std::free(block);
+  return failure;
+}
