@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import shutil
 import subprocess
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
