@@ -6,8 +6,9 @@ As `tests.kernel.test_on_gpu` on a GPU, and within the same bounds; what it leav
 
 from __future__ import annotations
 
-import threading
-from concurrent.futures import Future, ThreadPoolExecutor
+import fcntl
+import hashlib
+import os
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -42,7 +43,6 @@ from tests.kernel.emulated.decode import EmulatedKernel, compiled
 pytestmark = [
     pytest.mark.skipif(COMPILER is None, reason="no C++ compiler"),
     pytest.mark.timeout(240),
-    pytest.mark.xdist_group("emulated"),
 ]
 SMS = 3
 SEEDS = (0, 1, 6)  # each another order of threads and copies: see scheduler.h
@@ -79,22 +79,22 @@ def plan_of(rows: int) -> Plan:
 
 
 class Libraries:
-    """Kernels that are compiled two at a time, all from the first moment that one is asked for."""
+    """Kernels, compiled when they are asked for."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder, self._pool = folder, ThreadPoolExecutor(2)
-        self._made: dict[tuple[object, ...], Future[Library]] = {}
-        self._lock = threading.Lock()
+        self._folder = folder
+        self._made: dict[tuple[object, ...], Library] = {}
 
-    def begin(self, rows: int, *, strict: bool = False, spoilt: Spoilt | None = None) -> Future[Library]:
-        with self._lock:
-            key = (rows, strict, spoilt)
-            if key not in self._made:
-                folder = self._folder / str(len(self._made))
-                self._made[key] = self._pool.submit(
-                    compiled, plan_of(rows), folder, strict=strict, spoilt=spoilt
-                )
-            return self._made[key]
+    def library(self, rows: int, strict: bool, spoilt: Spoilt | None) -> Library:
+        """The same for all processes that test side by side: one of them compiles it."""
+        key = (rows, strict, spoilt)
+        if key not in self._made:
+            folder = self._folder / hashlib.sha256(repr(key).encode()).hexdigest()[:16]
+            folder.mkdir(parents=True, exist_ok=True)
+            with (folder / "lock").open("w") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                self._made[key] = compiled(plan_of(rows), folder, strict=strict, spoilt=spoilt)
+        return self._made[key]
 
     def bench(
         self,
@@ -110,7 +110,7 @@ class Libraries:
         def make(
             plan: Plan, weights: PackedWeights, cache: KVCache, table_blocks: int, strict: bool
         ) -> EmulatedKernel:
-            library = self.begin(rows, strict=strict, spoilt=spoilt).result()
+            library = self.library(rows, strict, spoilt)
             return EmulatedKernel(plan, weights, cache, table_blocks, library, seed)
 
         return Bench(lengths, rows, hole, make=make, device="cpu", sms=SMS)
@@ -118,13 +118,8 @@ class Libraries:
 
 @pytest.fixture(scope="module")
 def libraries(tmp_path_factory: pytest.TempPathFactory) -> Libraries:
-    libraries = Libraries(tmp_path_factory.mktemp("kernels"))
-    for _, rows, _ in SETTINGS:
-        libraries.begin(rows)
-    libraries.begin(4, strict=True)
-    for spoilt in BREAKS.values():
-        libraries.begin(4, spoilt=spoilt)
-    return libraries
+    base = tmp_path_factory.getbasetemp()
+    return Libraries((base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "emulated kernels")
 
 
 @pytest.mark.parametrize(("lengths", "rows", "hole"), SETTINGS)

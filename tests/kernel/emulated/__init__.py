@@ -21,7 +21,8 @@ from headrace.step.plan import Plan
 HERE = Path(__file__).parent
 COMPILER = shutil.which("c++") or shutil.which("g++")
 COMMON = ("scheduler.h", "copies.h", "alignment.h", "cuda.h", "ptx.h")
-OPTIONS = ("-std=c++17", "-O1", "-ffp-contract=off", "-w", "-shared", "-fPIC")
+# One of several libraries in a process must not take another's variables for its own.
+OPTIONS = ("-std=c++17", "-O1", "-ffp-contract=off", "-w", "-fPIC", "-fvisibility=hidden", "-fno-gnu-unique")
 CHECKED = ("-fsanitize=alignment", "-fno-sanitize-recover=alignment")
 # Words of a header that a host's compiler cannot take, and what stands for them.
 OTHERS = {
@@ -36,7 +37,10 @@ class EmulationError(RuntimeError):
 
 
 class Library:
-    """A kernel of a plan, or a part of it: a source of this folder with its own headers."""
+    """A kernel of a plan, or a part of it: a source of this folder with its own headers.
+
+    `folder` keeps what is compiled; `spoilt` is put into the kernel's headers.
+    """
 
     def __init__(
         self,
@@ -47,31 +51,15 @@ class Library:
         strict: bool = False,
         spoilt: Spoilt | None = None,
     ) -> None:
-        assert COMPILER is not None
-        headers = {**fixed_headers(), **variant_of(plan, strict=strict).headers}
-        changes = [(name, *words) for name, words in OTHERS.items()] + ([spoilt] if spoilt else [])
-        for name, words, others in changes:
-            assert headers[name].count(words) >= 1
-            headers[name] = headers[name].replace(words, others)
-        headers |= {name: (HERE / name).read_text() for name in (*COMMON, *own, source)}
-        for name, text in headers.items():
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            (folder / name).write_text(text)
         place = folder / "launch.so"
-        command = [
-            COMPILER,
-            *OPTIONS,
-            *CHECKED,
-            f"-I{folder}",
-            "-c",
-            "-o",
-            str(folder / "launch.o"),
-            str(folder / source),
-        ]
-        subprocess.run(command, check=True)
-        # Without the compiler's own library, as alignment.h has what is called of it.
-        link = [COMPILER, "-shared", "-o", str(place), str(folder / "launch.o")]
-        subprocess.run(link, check=True)
+        if not place.exists():
+            headers = {**fixed_headers(), **variant_of(plan, strict=strict).headers}
+            changes = [(name, *words) for name, words in OTHERS.items()] + ([spoilt] if spoilt else [])
+            for name, words, others in changes:
+                assert words in headers[name]
+                headers[name] = headers[name].replace(words, others)
+            headers |= {name: (HERE / name).read_text() for name in (*COMMON, *own, source)}
+            compile_at(folder, source, headers)
         self._loaded = ctypes.CDLL(str(place))
         self._loaded.run.restype = ctypes.c_char_p
 
@@ -83,3 +71,17 @@ class Library:
         ]
         if (failure := self._loaded.run(*given)) is not None:
             raise EmulationError(failure.decode())
+
+
+def compile_at(folder: Path, source: str, headers: dict[str, str]) -> None:
+    """Make launch.so there."""
+    assert COMPILER is not None
+    for name, text in headers.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    made, linked = folder / "launch.o", folder / "linked.so"
+    command = [COMPILER, *OPTIONS, *CHECKED, f"-I{folder}", "-c", "-o", str(made), str(folder / source)]
+    subprocess.run(command, check=True)
+    # Without the compiler's own library, as alignment.h has what is called of it.
+    subprocess.run([COMPILER, "-shared", "-o", str(linked), str(made)], check=True)
+    linked.rename(folder / "launch.so")

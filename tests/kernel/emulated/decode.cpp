@@ -13,7 +13,7 @@ uint8_t* shared_begin() { return blocks[current->sm]; }
 size_t shared_size() { return sizeof(Shared); }
 
 // Null, or what went wrong. `seed` is for the order of threads and copies.
-extern "C" const char* run(const Params* given, uint32_t seed) {
+extern "C" __attribute__((visibility("default"))) const char* run(const Params* given, uint32_t seed) {
   params = given;
   under_way.clear();
   blocks.clear();

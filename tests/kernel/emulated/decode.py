@@ -97,7 +97,9 @@ class EmulatedKernel:
     def _fill_tables(self, rows: Rows) -> None:
         tables = self._arrays["tables"].fill_(NO_BLOCK)
         for index, row in enumerate(rows):
-            for group, kind in enumerate(GROUPS if row is not None else ()):
+            if row is None:
+                continue
+            for group, kind in enumerate(GROUPS):
                 blocks = row.tables.get(kind, ())
                 tables[index, group, : len(blocks)] = torch.tensor(blocks, dtype=torch.int32)
 

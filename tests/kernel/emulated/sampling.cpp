@@ -75,7 +75,7 @@ static void begin(Shared& s) {
 }
 
 // Null, or what went wrong. `seed` is for the order in which threads take turns.
-extern "C" const char* run(const Params* params, const isa::Descriptor* tasks, int count, const float* logits, uint32_t seed) {
+extern "C" __attribute__((visibility("default"))) const char* run(const Params* params, const isa::Descriptor* tasks, int count, const float* logits, uint32_t seed) {
   launch = {params, tasks, count, logits, {}};
   for (uint32_t& counter : counters) counter = 0;
   for (int sm = 0; sm < sizes::SMS; sm++) begin(*launch.shared.emplace_back(new Shared));
