@@ -24,7 +24,8 @@ PROTOCOLS: list[tuple[str, dict[str, Any], str]] = [
     ("/v1/messages", STREAM, PING),
 ]
 EVERY_PROTOCOL = pytest.mark.parametrize(("path", "body", "sign"), PROTOCOLS)
-SECONDS = 10.0  # after which a held-up engine goes on, so that a red test ends
+SECONDS = 10.0
+HELD_SECONDS = 8.0  # after which a held-up engine goes on, so that a red test ends
 
 
 @pytest.fixture
@@ -59,15 +60,30 @@ def test_a_stream_that_waits_in_the_queue_shows_that_it_lives(
 def test_a_stream_whose_prompt_is_computed_shows_that_it_lives(
     server: Scripted, monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any], sign: str
 ) -> None:
+    entered, go_on = hold_up_prompts(server, monkeypatch, HELD_SECONDS)
+    before = until_the_second_sign(server, path, body, sign, entered, go_on)
+    assert BEGINS not in before
+
+
+def hold_up_prompts(
+    server: Scripted, monkeypatch: pytest.MonkeyPatch, seconds: float
+) -> tuple[threading.Event, threading.Event]:
+    """Computing a prompt sets the first event, and takes until the second is set or the time is over."""
     entered, go_on = threading.Event(), threading.Event()
 
     def prefill(chunks: Sequence[object]) -> None:
         entered.set()
-        go_on.wait(SECONDS)
+        go_on.wait(seconds)
 
     monkeypatch.setattr(server.backend, "prefill", prefill)
-    before = until_the_second_sign(server, path, body, sign, entered, go_on)
-    assert BEGINS not in before
+    return entered, go_on
+
+
+def test_the_gate_is_red_without_the_timer(monkeypatch: pytest.MonkeyPatch) -> None:
+    with scripted_server(served={"keep_alive": 0.0}) as server:
+        events = hold_up_prompts(server, monkeypatch, 0.5)
+        with pytest.raises(AssertionError, match="never a second sign"):
+            until_the_second_sign(server, *PROTOCOLS[0], *events)
 
 
 @EVERY_PROTOCOL
@@ -81,7 +97,7 @@ def test_a_stream_that_falls_silent_while_it_decodes_shows_that_it_lives(
         for made in run(*args):
             if server.backend.steps == 6:
                 entered.set()
-                go_on.wait(SECONDS)
+                go_on.wait(HELD_SECONDS)
             yield made
 
     monkeypatch.setattr(server.backend, "run", held_up)
@@ -103,7 +119,7 @@ def until_the_second_sign(
         try:
             before = read_until_signs(pieces, sign)
             assert entered.is_set()
-            assert before.count(sign) >= 2
+            assert before.count(sign) >= 2, "never a second sign"
             assert ENDS not in before
         finally:
             go_on.set()
