@@ -47,6 +47,7 @@ def test_version() -> None:
 
 def test_defaults_are_those_of_the_engine() -> None:
     assert EngineFlags().options() == EngineOptions()
+    assert EngineFlags().options().prefix_cache
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Every link of the documentation leads somewhere."""
+"""Every link of the documentation leads somewhere, and every test that it names exists."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "models").glob("*/*.md")])
 LINK = re.compile(r"\]\(([^)#]+)")
+TEST = re.compile(r"\[`(test_\w+)`\]\(([^)#]+)")
 
 
 def broken_links(text: str, folder: Path) -> list[str]:
@@ -18,10 +19,21 @@ def broken_links(text: str, folder: Path) -> list[str]:
     return [link for link in links if not (folder / link).exists()]
 
 
+def lost_tests(text: str, folder: Path) -> list[str]:
+    """Tests that a page in `folder` names by links to their files, and that are not there."""
+    return [name for name, link in TEST.findall(text) if f"def {name}(" not in (folder / link).read_text()]
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_lead_somewhere(page: Path) -> None:
     assert not broken_links(page.read_text(), page.parent)
+    assert not lost_tests(page.read_text(), page.parent)
 
 
 def test_a_broken_link_is_seen() -> None:
     assert broken_links("see [here](nowhere.md) and [there](README.md)", ROOT) == ["nowhere.md"]
+
+
+def test_a_lost_test_is_seen() -> None:
+    links = "[`test_gone`](tests/test_docs.py), [`test_a_lost_test_is_seen`](tests/test_docs.py)"
+    assert lost_tests(links, ROOT) == ["test_gone"]

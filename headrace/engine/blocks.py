@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from headrace.engine.prefix import Node, PrefixCache
 from headrace.model.config import KVGroup
@@ -79,11 +79,12 @@ class SequenceBlocks:
 
     `capacity` counts the positions that the tables reach; before a query at `trim_at` there is nothing to
     give back or to remember. Both let a step that needs no change pass at the price of one comparison.
-    `node` is the last of its blocks that the prefix cache knows.
+    `node` is the last of its blocks that the prefix cache knows, `gave` where it left a tail to others.
     """
 
     tables: dict[KVGroup, list[int]]
     node: Node | None = None
+    gave: list[Node] = field(default_factory=list)
     given_back: int = 0
     capacity: int = 0
     trim_at: int = 0
@@ -120,29 +121,51 @@ class BlockManager:
 
     def remember(
         self, sequence: SequenceBlocks, tokens: Callable[[int, int], Sequence[int]], computed: int
-    ) -> None:
-        """Let the cache know the full blocks of the first `computed` positions; `tokens` gives a range."""
+    ) -> Node | None:
+        """Let the cache know the full blocks of the first `computed` positions; `tokens` gives a range.
+
+        Returns the node after which they part from what others had there, if that is among the new ones.
+        """
         if self.cache is None:
-            return
+            return None
+        parting: Node | None = None
         node = sequence.node
         if node is None or node.detached:
             node = self.cache.root
         table = sequence.tables[KVGroup.FULL]
         for index in range(node.depth, computed // BLOCK_TOKENS):
-            start = index * BLOCK_TOKENS
-            node = self.cache.add(node, tokens(start, start + BLOCK_TOKENS), table[index])
+            start, others = index * BLOCK_TOKENS, len(node.children)
+            child = self.cache.add(node, tokens(start, start + BLOCK_TOKENS), table[index])
+            if others and len(node.children) > others:
+                parting = node
+            node = child
         sequence.node = node
+        return parting
 
     def keep_tail(self, sequence: SequenceBlocks) -> None:
         """Let others go on after the last block that the cache knows of this sequence."""
-        node = sequence.node
-        if self.cache is None or node is None or node.detached:
+        if sequence.node is not None:
+            self._keep_tail(sequence, sequence.node)
+
+    def keep_parting(self, sequence: SequenceBlocks, node: Node) -> None:
+        """Let others go on after `node`, which `remember` gave, if that spares them enough.
+
+        This comes before `trim`, so that what is visible from there is still in the table: a chunk need not
+        end there.
+        """
+        if self.cache is not None and self.cache.worth_tail(node):
+            self._keep_tail(sequence, node)
+
+    def _keep_tail(self, sequence: SequenceBlocks, node: Node) -> None:
+        if self.cache is None or node.detached:
             return
         tail: list[int] = []
         if self.window is not None:
             first = first_visible_block(node.depth * BLOCK_TOKENS, self.window)
             tail = sequence.tables[KVGroup.SLIDING][first : node.depth]
         if NO_BLOCK not in tail:
+            if node.tail is None:
+                sequence.gave.append(node)
             self.cache.keep_tail(node, tail)
 
     def can_hold(self, sequence: SequenceBlocks, tokens: int) -> bool:
@@ -199,6 +222,7 @@ class BlockManager:
                     self.pools[group].release(block)
             table.clear()
         sequence.node = None
+        sequence.gave.clear()
         sequence.given_back = sequence.capacity = sequence.trim_at = 0
 
     def forget(self, sequence: SequenceBlocks) -> None:
@@ -206,8 +230,11 @@ class BlockManager:
 
         Not those from which others have gone on: if these fail too, the last of them brings it here.
         """
-        if self.cache is not None and sequence.node is not None:
-            self.cache.forget(sequence.node)
+        if self.cache is None or sequence.node is None:
+            return
+        for node in sequence.gave:  # the blocks may be another's, and sound, but these tails are not
+            self.cache.forget_tail(node)
+        self.cache.forget(sequence.node)
 
     def cached(self, group: KVGroup) -> int:
         """How many blocks only the cache owns; they make way for sequences."""

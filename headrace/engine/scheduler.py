@@ -221,9 +221,11 @@ class Scheduler:
 
     def _remember(self, sequence: Sequence) -> None:
         """Let the prefix cache know the full blocks, with a tail where others are likely to go on."""
-        self.blocks.remember(sequence.blocks, sequence.tokens, sequence.computed)
+        parting = self.blocks.remember(sequence.blocks, sequence.tokens, sequence.computed)
         position = sequence.computed // BLOCK_TOKENS * BLOCK_TOKENS
         prompt_end = (len(sequence.request.prompt) - 1) // BLOCK_TOKENS * BLOCK_TOKENS
+        if parting is not None and parting.depth * BLOCK_TOKENS <= prompt_end:
+            self.blocks.keep_parting(sequence.blocks, parting)
         if position == prompt_end or position // TAIL_TOKENS > sequence.tail_at // TAIL_TOKENS:
             self.blocks.keep_tail(sequence.blocks)
             sequence.tail_at = position

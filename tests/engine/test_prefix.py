@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headrace.engine import prefix
 from headrace.engine.blocks import BlockManager
 from headrace.engine.engine import Engine
 from headrace.engine.request import FinishReason, Request
@@ -152,11 +153,19 @@ def test_a_round_robin_of_sessions_keeps_hitting(window: int | None) -> None:
     full=st.integers(13, 40),
     window=st.sampled_from([None, 1, 64, 65, 200]),
     together=st.integers(1, 3),
+    least=st.sampled_from([64, 128, 512]),
 )
 def test_shared_prefixes_never_give_a_wrong_block(
-    turns: list[tuple[int, int, int]], full: int, window: int | None, together: int
+    turns: list[tuple[int, int, int]], full: int, window: int | None, together: int, least: int
 ) -> None:
     """Any conversations, branching anywhere, several at a time, in a pool that is always short."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(prefix, "LEAST_SPARED", least)
+        converse(turns, full, window, together)
+
+
+def converse(turns: list[tuple[int, int, int]], full: int, window: int | None, together: int) -> None:
+    """Turns of (conversation, tokens that it shares with all, length), so many at a time."""
     engine, _ = cached_engine(window=window, full=full, sliding=min(full, 16))
     client = Client(engine)
     for start in range(0, len(turns), together):

@@ -13,6 +13,7 @@ from typing import cast
 import pytest
 import torch
 
+from headrace.engine import prefix
 from headrace.engine.blocks import BlockManager, SequenceBlocks
 from headrace.engine.build import assemble_engine, size_pool
 from headrace.engine.engine import Engine
@@ -42,17 +43,21 @@ def pool_of(full: int) -> dict[KVGroup, int]:
     return size_pool(NORTH, OPTIONS, available=memory * 2**20, dtype=torch.bfloat16)[0]
 
 
-def ask(engine: Engine, session: int, length: int) -> Request:
-    """A turn: the session's first `length` tokens, as if the answers before had been among them."""
-    generator = random.Random(session)
-    prompt = [generator.randrange(NORTH.vocab_size) for _ in range(length)]
+def ask(engine: Engine, session: int, length: int, *, shared: int = 0) -> Request:
+    """A turn: the session's first `length` tokens, as if the answers before had been among them.
+
+    All sessions have the first `shared` of them.
+    """
+    everyone, own = random.Random(-1), random.Random(session)
+    prompt = [everyone.randrange(NORTH.vocab_size) for _ in range(shared)]
+    prompt += [own.randrange(NORTH.vocab_size) for _ in range(length - shared)]
     request = engine.submit(prompt, SamplingParams(max_tokens=ANSWER), lambda _: None)
     while engine.step():
         pass
     return request
 
 
-def rates(length: int) -> tuple[float, float]:
+def rates(length: int, *, shared: int = 0) -> tuple[float, float]:
     """What was found of all tokens of the prompts, and of those that had been seen in the turn before."""
     full = 4 * SESSIONS * (length + TURNS * GROWTH) // BLOCK_TOKENS
     backend = NullBackend(vocab_size=NORTH.vocab_size, max_rows=16, max_steps=16)
@@ -66,12 +71,12 @@ def rates(length: int) -> tuple[float, float]:
         options=OPTIONS,
     )
     for session in range(SESSIONS):
-        ask(engine, session, length)
+        ask(engine, session, length, shared=shared)
     hits = queries = seen = 0
     for turn in range(1, TURNS + 1):
         for session in range(SESSIONS):
             prompt = length + turn * GROWTH
-            hits += ask(engine, session, prompt).cached_tokens
+            hits += ask(engine, session, prompt, shared=shared).cached_tokens
             queries += prompt
             seen += prompt - GROWTH
     engine.check()
@@ -89,6 +94,17 @@ def test_sessions_keep_what_they_had() -> None:
 def test_short_sessions_too(length: int) -> None:
     """Their windows are most of them, so that the sliding pool is what is short."""
     assert rates(length)[1] > 0.95
+
+
+@pytest.mark.parametrize(("length", "shared"), [(5_000, 2_000), (16_000, 9_000)])
+def test_tails_where_sessions_part_take_nothing_from_the_others(
+    monkeypatch: pytest.MonkeyPatch, length: int, shared: int
+) -> None:
+    with_them = rates(length, shared=shared)
+    monkeypatch.setattr(prefix, "LEAST_SPARED", 10**9)
+    without = rates(length, shared=shared)
+    assert with_them[1] > 0.95
+    assert with_them >= without
 
 
 def test_without_tails_nothing_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -184,22 +184,22 @@ def route_by(choose: Callable[[Tensor, MoEMLP], tuple[Tensor, Tensor]]) -> Calla
     return lambda patch, model: patch.setattr(layers, "route", choose)
 
 
-def softmax_of_chosen(logits: Tensor, mlp: MoEMLP) -> tuple[Tensor, Tensor]:
+def softmax_of_chosen(logits: Tensor, mlp: MoEMLP, fused: object = None) -> tuple[Tensor, Tensor]:
     top = logits.topk(mlp.top_k)
     return top.indices, top.values.softmax(-1)
 
 
-def raw_logits(logits: Tensor, mlp: MoEMLP) -> tuple[Tensor, Tensor]:
+def raw_logits(logits: Tensor, mlp: MoEMLP, fused: object = None) -> tuple[Tensor, Tensor]:
     top = logits.topk(mlp.top_k)
     return top.indices, top.values
 
 
-def sigmoid_of_magnitude(logits: Tensor, mlp: MoEMLP) -> tuple[Tensor, Tensor]:
+def sigmoid_of_magnitude(logits: Tensor, mlp: MoEMLP, fused: object = None) -> tuple[Tensor, Tensor]:
     chosen = logits.abs().topk(mlp.top_k).indices
     return chosen, logits.gather(-1, chosen).sigmoid()
 
 
-def lowest_logits(logits: Tensor, mlp: MoEMLP) -> tuple[Tensor, Tensor]:
+def lowest_logits(logits: Tensor, mlp: MoEMLP, fused: object = None) -> tuple[Tensor, Tensor]:
     top = logits.topk(mlp.top_k, largest=False)
     return top.indices, top.values.sigmoid()
 

@@ -193,6 +193,10 @@ class Scripted:
 
         assert self._until(busy, 5.0), f"never that busy: {self.engine.state}"
 
+    def wait_none_waiting(self) -> None:
+        """What was taken back is gone with the engine's next step."""
+        assert self._until(lambda: self.engine.state.waiting == 0, 1.0), f"some wait: {self.engine.state}"
+
     def _idle(self) -> bool:
         state = self.engine.state
         return state.running == state.waiting == 0 and state.free_blocks == {"full": _blocks()}

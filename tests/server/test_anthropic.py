@@ -148,6 +148,28 @@ def test_a_call_that_the_limit_cuts(http: httpx.Client, server: Scripted) -> Non
     assert events[-2]["delta"]["stop_reason"] == "max_tokens"
 
 
+@pytest.mark.parametrize("arguments", [None, {"path": "a."}, '{"path": "a.'])
+def test_a_cut_call_can_be_sent_back(http: httpx.Client, server: Scripted, arguments: Any) -> None:
+    """As it came (None), or with what a client made of the part of the arguments that was streamed."""
+    line = "<|START_ACTION|>[" + READ
+    server.says(line)
+    message = post(http, max_tokens=len(server.tokenizer.encode(line)) - 4)
+    assert message["stop_reason"] == "max_tokens"
+    [cut] = message["content"]
+    if arguments is not None:
+        cut["input"] = arguments
+    result = {"type": "tool_result", "tool_use_id": cut["id"], "is_error": True, "content": "Cut off."}
+    turns = [
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": [cut]},
+        {"role": "user", "content": [result]},
+    ]
+    assert post(http, messages=turns)["content"] == [{"type": "text", "text": REPLY}]
+    assert '"tool_name": "read"' in server.prompt
+    assert "Cut off." in server.prompt
+    assert http.post(f"{PATH}/count_tokens", json={"messages": turns}).status_code == 200
+
+
 def test_stop_sequences_are_named(http: httpx.Client, server: Scripted) -> None:
     message = post(http, stop_sequences=["zz", "th"])
     assert (message["stop_reason"], message["stop_sequence"]) == ("stop_sequence", "th")

@@ -235,6 +235,12 @@ TOLERATED: dict[str, dict[str, Any]] = {
         "tools": [TOOL],
         "tool_choice": "auto",
     },
+    "OpenCode's turn with North": {  # Cohere's own service would else put citations into the answer
+        "messages": user("a"),
+        "reasoning_effort": "high",
+        "citation_options": {"mode": "OFF"},
+        "stream_options": {"include_usage": True},
+    },
     "LiteLLM: no content": {
         "messages": [
             *user("a"),

@@ -6,6 +6,8 @@ as the client gives it back, what the server answers to the body before it.
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -13,6 +15,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from headrace.engine.prefix import LEAST_SPARED
 from headrace.engine.request import Request
 from headrace.model.kv import BLOCK_TOKENS
 from tools.clients.catalogue import CLIENTS
@@ -21,8 +24,10 @@ from tools.clients.script import answer
 from tools.clients.server import Served, served
 
 FILES = sorted(CONVERSATIONS.glob("*.json"))
-# aider gives the file anew in each turn, in the middle of its prompt.
+# aider gives the file anew in each turn, in the middle of its prompt. What is before it is found from the
+# third request on.
 FAITHFUL = [path for path in FILES if path.stem != "aider"]
+_CUT = re.compile(r"\((\d+) characters\)")
 
 
 @pytest.fixture
@@ -79,3 +84,32 @@ def test_the_next_turn_goes_on_where_the_last_one_ended(server: Served, path: Pa
         known = len(earlier.prompt) + (len(earlier.output) if whole else 0)
         assert later.cached_tokens >= known - 2 * BLOCK_TOKENS
         assert later.cached_tokens <= known
+
+
+def test_aider_finds_what_is_before_the_file(server: Served) -> None:
+    """The third request has, between the history and the newest message, the file as it is by then.
+
+    Its texts are as long again as they were sent: abridged they are too short for the cache to take note.
+    """
+    [path] = set(FILES) - set(FAITHFUL)
+    bodies = [json.loads(_CUT.sub(lengthened, json.dumps(sent["body"]))) for sent in read(path)]
+    mended = json.loads(json.dumps(bodies[-1]).replace("return a * b", "return a + b"))
+    with httpx.Client(base_url=server.url, timeout=30) as client:
+        for body in [*bodies, mended]:
+            assert client.post("/v1/chat/completions", json=body).status_code == 200
+    first, second, third = server.requests
+    known = common(first.prompt, second.prompt)
+    assert known > LEAST_SPARED
+    assert (first.cached_tokens, second.cached_tokens) == (0, 0)
+    assert known - BLOCK_TOKENS < third.cached_tokens <= known
+
+
+def lengthened(cut: re.Match[str]) -> str:
+    """As much text as was cut out."""
+    return ("and so on " * int(cut[1]))[: int(cut[1])]
+
+
+def common(left: list[int], right: list[int]) -> int:
+    """How many tokens two prompts begin with alike."""
+    pairs = enumerate(zip(left, right, strict=False))
+    return next((i for i, (a, b) in pairs if a != b), min(len(left), len(right)))

@@ -129,7 +129,7 @@ def test_a_request_of_which_only_a_part_fits_leaves_nothing_behind() -> None:
         server.wait_busy(running=1)
         body = {"messages": user("endless"), "n": 3, "max_tokens": 500}
         assert httpx.post(server.url + PATH, json=body).status_code == 429
-        assert server.engine.state.waiting == 0
+        server.wait_none_waiting()
         first.close()
         server.wait_idle(1.0)
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import concurrent.futures
 from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import openai
 import pytest
@@ -19,8 +21,15 @@ PROMPTS = ["a", "Hello there", "x" * 70, "def f(x):", "one two three " * 9, "?"]
 
 @pytest.fixture(scope="module")
 def client() -> Iterator[openai.OpenAI]:
+    with real_client() as client:
+        yield client
+
+
+@contextmanager
+def real_client(**fields: Any) -> Iterator[openai.OpenAI]:
+    """A client of a server of its own; `fields` are EngineOptions'."""
     loaded = load(None, synthetic="north-micro-shape", device="cpu", dtype="float32")
-    options = EngineOptions(max_context=256, max_sequences=4, prefill_chunk=32)
+    options = EngineOptions(max_context=256, max_sequences=4, prefill_chunk=32, **fields)
     engine = AsyncEngine(build_engine(loaded.model, loaded.tokenizer, options))
     engine.start()
     try:
@@ -66,3 +75,25 @@ def test_logprobs_are_those_of_the_greedy_token(client: openai.OpenAI) -> None:
     assert logprobs.top_logprobs is not None
     for token, top in zip(logprobs.token_logprobs, logprobs.top_logprobs, strict=True):
         assert token == max(top.values())
+
+
+def test_the_prefix_cache_is_on_unless_it_is_switched_off(client: openai.OpenAI) -> None:
+    """Nobody asked for it: the server above leaves the option as it is."""
+    assert EngineOptions().prefix_cache
+    assert cached_of_the_second(client) >= 64
+    with real_client(prefix_cache=False) as without:
+        assert cached_of_the_second(without) == 0
+
+
+def cached_of_the_second(client: openai.OpenAI) -> int:
+    """Cached tokens that the same prompt, sent twice, has the second time; none the first time."""
+    prompt = "never sent before: " + "one two three four " * 8
+    cached = []
+    for _ in range(2):
+        answer = client.completions.create(model="north-micro-shape", prompt=prompt, max_tokens=1)
+        assert answer.usage is not None
+        assert answer.usage.prompt_tokens_details is not None
+        cached.append(answer.usage.prompt_tokens_details.cached_tokens)
+    assert cached[0] == 0
+    assert cached[1] is not None
+    return cached[1]

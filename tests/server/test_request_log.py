@@ -236,6 +236,35 @@ def test_cached_tokens_of_a_second_turn(lines: Lines) -> None:
         assert told == lines.of("streamed")["cached_tokens"] > 0
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_cached_tokens_in_the_other_openai_protocols(lines: Lines, stream: bool) -> None:
+    words = "a long beginning " * 20
+    bodies: dict[str, dict[str, object]] = {
+        "/v1/completions": {"prompt": words, "stream_options": {"include_usage": True}},
+        "/v1/responses": {"input": words},
+    }
+    with scripted_server(prefix_cache=True) as server, httpx.Client(base_url=server.url) as http:
+        for path, body in bodies.items():
+            told = [
+                cached_tokens(post(http, f"{path[4:]}-{turn}", path, **body, stream=stream))
+                for turn in range(2)
+            ]
+            assert told[0] == lines.of(f"{path[4:]}-0")["cached_tokens"] == 0
+            assert told[1] == lines.of(f"{path[4:]}-1")["cached_tokens"] > len(words) // 2
+
+
+def cached_tokens(response: httpx.Response) -> int:
+    """What the whole answer, or the last event that holds anything, tells of the prefix cache."""
+    if response.headers["content-type"].startswith("text/event-stream"):
+        data = [line[6:] for line in response.text.splitlines() if line.startswith("data: {")]
+        told = json.loads(data[-1])
+        told = told.get("response", told)
+    else:
+        told = response.json()
+    details = {"prompt_tokens_details", "input_tokens_details"} & told["usage"].keys()
+    return int(told["usage"][details.pop()]["cached_tokens"])
+
+
 def test_a_line_is_one_line_whatever_a_client_sends() -> None:
     fields = {"path": "/x\nid=1 status=200", "finish": None, "total_ms": 12.345, "stream": True, "n": 3}
     assert line(fields) == r'path="/x\nid=1 status=200" finish=- total_ms=12.3 stream=true n=3'

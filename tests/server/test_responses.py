@@ -151,6 +151,31 @@ def test_a_call_that_the_limit_cuts_is_incomplete(http: httpx.Client, server: Sc
     assert comparable(post(http, max_output_tokens=limit)) == comparable(response)
 
 
+@pytest.mark.parametrize(
+    "spoken", [READ, call("apply_patch", {"input": "*** Begin"})], ids=["function", "custom"]
+)
+@pytest.mark.parametrize("answered", [True, False])
+def test_a_cut_call_can_be_sent_back(
+    http: httpx.Client, server: Scripted, spoken: str, answered: bool
+) -> None:
+    line = thinks("Hm.", "<|START_ACTION|>[" + spoken)
+    server.says(line)
+    response = checked(stream(http, max_output_tokens=len(server.tokenizer.encode(line)) - 4))
+    cut = response["output"][-1]
+    assert cut["status"] == "incomplete"
+    with pytest.raises(ValueError, match="Unterminated"):
+        json.loads(said(cut))
+    history = [{"role": "user", "content": "hi"}, *response["output"]]
+    if answered:
+        kind = f"{cut['type']}_output"
+        history.append({"type": kind, "call_id": cut["call_id"], "output": "Cut off."})
+    history.append({"role": "user", "content": "Go on."})
+    again = post(http, input=history)
+    assert again["output"][-1]["content"][0]["text"] == REPLY
+    assert f'"tool_name": "{cut["name"]}"' in server.prompt
+    assert ("Cut off." in server.prompt) == answered
+
+
 def test_history_is_rendered(http: httpx.Client, server: Scripted) -> None:
     history = [
         {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "Rules."}]},

@@ -2,38 +2,129 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any
+
 import httpx
 import pytest
 
-from tests.server.scripted import scripted_server
+from tests.server.scripted import Scripted, scripted_server
 from tests.server.test_chat import PATH, user
 from tests.server.test_disconnect import post_and_keep
 
-STREAM = {"stream": True, "messages": user("hi"), "max_tokens": 50}
+BEGINS, ENDS = "#", "~"  # of the answer; no event has them for another reason
+WORDS = f"say {{{BEGINS}abcdefgh{ENDS}}}"
+STREAM = {"stream": True, "messages": user(WORDS), "max_tokens": 50}
+COMMENT, PING = ": keep-alive\n\n", 'event: ping\ndata: {"type":"ping"}\n\n'
+PROTOCOLS: list[tuple[str, dict[str, Any], str]] = [
+    (PATH, STREAM, COMMENT),
+    ("/v1/completions", {"prompt": WORDS, "stream": True}, COMMENT),
+    ("/v1/responses", {"input": WORDS, "stream": True}, COMMENT),
+    ("/v1/messages", STREAM, PING),
+]
+EVERY_PROTOCOL = pytest.mark.parametrize(("path", "body", "sign"), PROTOCOLS)
+SECONDS = 10.0
+HELD_SECONDS = 8.0  # after which a held-up engine goes on, so that a red test ends
 
 
-@pytest.mark.parametrize(
-    ("path", "body", "sign"),
-    [
-        (PATH, STREAM, ": keep-alive\n\n"),
-        ("/v1/completions", {"prompt": "hi", "stream": True}, ": keep-alive\n\n"),
-        ("/v1/responses", {"input": "hi", "stream": True}, ": keep-alive\n\n"),
-        ("/v1/messages", STREAM, 'event: ping\ndata: {"type":"ping"}\n\n'),
-    ],
-)
-def test_a_stream_that_waits_in_the_queue_shows_that_it_lives(path: str, body: object, sign: str) -> None:
-    with scripted_server(served={"keep_alive": 0.05}, max_sequences=1) as server:
-        first = post_and_keep(server, stream=True)
-        server.wait_busy(running=1)
-        with httpx.stream("POST", server.url + path, json=body, timeout=10) as response:
-            received = ""
-            for piece in response.iter_text():
-                received += piece
-                if received.count(sign) >= 2:
-                    break
-        assert received.count(sign) >= 2
-        first.close()
-        server.wait_idle()
+@pytest.fixture
+def server() -> Iterator[Scripted]:
+    with scripted_server(served={"keep_alive": 0.05}, max_sequences=1) as running:
+        yield running
+        running.wait_idle()
+
+
+def read_until_signs(pieces: Iterator[str], sign: str) -> str:
+    """What comes up to the second sign of life."""
+    received = ""
+    for piece in pieces:
+        received += piece
+        if received.count(sign) >= 2:
+            break
+    return received
+
+
+@EVERY_PROTOCOL
+def test_a_stream_that_waits_in_the_queue_shows_that_it_lives(
+    server: Scripted, path: str, body: dict[str, Any], sign: str
+) -> None:
+    first = post_and_keep(server, stream=True)
+    server.wait_busy(running=1)
+    with httpx.stream("POST", server.url + path, json=body, timeout=10) as response:
+        assert read_until_signs(response.iter_text(), sign).count(sign) >= 2
+    first.close()
+
+
+@EVERY_PROTOCOL
+def test_a_stream_whose_prompt_is_computed_shows_that_it_lives(
+    server: Scripted, monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any], sign: str
+) -> None:
+    entered, go_on = hold_up_prompts(server, monkeypatch, HELD_SECONDS)
+    before = until_the_second_sign(server, path, body, sign, entered, go_on)
+    assert BEGINS not in before
+
+
+def hold_up_prompts(
+    server: Scripted, monkeypatch: pytest.MonkeyPatch, seconds: float
+) -> tuple[threading.Event, threading.Event]:
+    """Computing a prompt sets the first event, and takes until the second is set or the time is over."""
+    entered, go_on = threading.Event(), threading.Event()
+
+    def prefill(chunks: Sequence[object]) -> None:
+        entered.set()
+        go_on.wait(seconds)
+
+    monkeypatch.setattr(server.backend, "prefill", prefill)
+    return entered, go_on
+
+
+def test_the_gate_is_red_without_the_timer(monkeypatch: pytest.MonkeyPatch) -> None:
+    with scripted_server(served={"keep_alive": 0.0}) as server:
+        events = hold_up_prompts(server, monkeypatch, 0.5)
+        with pytest.raises(AssertionError, match="never a second sign"):
+            until_the_second_sign(server, *PROTOCOLS[0], *events)
+
+
+@EVERY_PROTOCOL
+def test_a_stream_that_falls_silent_while_it_decodes_shows_that_it_lives(
+    server: Scripted, monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any], sign: str
+) -> None:
+    entered, go_on = threading.Event(), threading.Event()
+    run = server.backend.run
+
+    def held_up(*args: Any) -> Iterator[Any]:
+        for made in run(*args):
+            if server.backend.steps == 6:
+                entered.set()
+                go_on.wait(HELD_SECONDS)
+            yield made
+
+    monkeypatch.setattr(server.backend, "run", held_up)
+    before = until_the_second_sign(server, path, body, sign, entered, go_on)
+    assert BEGINS in before
+
+
+def until_the_second_sign(
+    server: Scripted,
+    path: str,
+    body: dict[str, Any],
+    sign: str,
+    entered: threading.Event,
+    go_on: threading.Event,
+) -> str:
+    """What comes while the engine is held up: two signs of life. The rest must come when it goes on."""
+    with httpx.stream("POST", server.url + path, json=body, timeout=SECONDS) as response:
+        pieces = response.iter_text()
+        try:
+            before = read_until_signs(pieces, sign)
+            assert entered.is_set()
+            assert before.count(sign) >= 2, "never a second sign"
+            assert ENDS not in before
+        finally:
+            go_on.set()
+        assert ENDS in "".join(pieces)
+    return before
 
 
 def test_streams_that_are_not_silent_have_none_and_zero_is_never() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from typing import Any
 
 import httpx
@@ -193,6 +194,28 @@ def test_a_schema_that_takes_too_long(http: httpx.Client, monkeypatch: pytest.Mo
     error = error_of(http.post(PATH, json={"messages": user("hi"), "response_format": FORMAT}), 400)
     assert error["param"] == "response_format.json_schema.schema"
     assert "smaller" in error["message"]
+
+
+def test_a_schema_that_really_takes_long(http: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The answer comes while it is still being compiled, and others are served meanwhile."""
+    compiled = threading.Event()
+    prepare = grammars.Grammars._prepare
+
+    def watched(*args: Any) -> Any:
+        made = prepare(*args)
+        compiled.set()
+        return made
+
+    monkeypatch.setattr(grammars.Grammars, "_prepare", watched)
+    monkeypatch.setattr(grammars, "COMPILE_SECONDS", 0.1)
+    word = {"type": "string", "pattern": "^[a-z]{1,50}$"}
+    schema = {"type": "object", "properties": {f"p{number}": word for number in range(1000)}}
+    form = {"type": "json_schema", "json_schema": {"name": "large", "schema": schema}}
+    error = error_of(http.post(PATH, json={"messages": user("hi"), "response_format": form}), 400)
+    assert "takes more than 0.1 s to compile" in error["message"]
+    assert http.post(PATH, json={"messages": user("hi")}).status_code == 200
+    assert not compiled.is_set()
+    assert compiled.wait(60)  # time was all that it lacked
 
 
 def test_a_backend_that_cannot_is_a_400(http: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
