@@ -32,6 +32,7 @@ from headrace.kernel.check.against_oracle import (
     worst,
 )
 from headrace.model.kv import KVCache
+from headrace.step import division
 from headrace.step.isa import Buffer, Field, Opcode
 from headrace.step.oracle.world import north
 from headrace.step.pack import PackedWeights
@@ -198,6 +199,17 @@ def test_a_broken_counter_ends_in_a_named_error(libraries: Libraries) -> None:
     kernel = bench.kernel(plan=replace(bench.plan, descriptors=words))
     with pytest.raises(EmulationError, match=r"gave up: .* waited for .*\[1\]"):
         list(kernel.launch(bench.rows, 1))
+
+
+def test_chunks_of_more_pages_than_the_ring_has(
+    libraries: Libraries, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As rows of tens of thousands of tokens have them: one group of warps skips laps of the ring."""
+    monkeypatch.setattr(division, "CHUNK_BLOCKS", 12)
+    chunks: Spoilt = ("isa.h", "CHUNK_BLOCKS = 2", "CHUNK_BLOCKS = 12")
+    bench = libraries.bench([1600, 900], 2, spoilt=chunks)
+    errors = step_errors(bench)
+    assert worst(errors) <= BOUND, errors
 
 
 @pytest.mark.parametrize("name", BREAKS)
