@@ -75,7 +75,8 @@ BREAKS: dict[str, Spoilt] = {
 
 
 @cache
-def plan_of(rows: int) -> Plan:
+def plan_of(rows: int, chunk_blocks: int) -> Plan:
+    """`chunk_blocks` is how attention is divided at present: lists differ with it."""
     return build_plan(north(), rows=rows, sms=SMS)
 
 
@@ -88,13 +89,14 @@ class Libraries:
 
     def library(self, rows: int, strict: bool, spoilt: Spoilt | None) -> Library:
         """The same for all processes that test side by side: one of them compiles it."""
-        key = (rows, strict, spoilt)
+        shape = (rows, int(vars(division)["CHUNK_BLOCKS"]))
+        key = (*shape, strict, spoilt)
         if key not in self._made:
             folder = self._folder / hashlib.sha256(repr(key).encode()).hexdigest()[:16]
             folder.mkdir(parents=True, exist_ok=True)
             with (folder / "lock").open("w") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
-                self._made[key] = compiled(plan_of(rows), folder, strict=strict, spoilt=spoilt)
+                self._made[key] = compiled(plan_of(*shape), folder, strict=strict, spoilt=spoilt)
         return self._made[key]
 
     def bench(
