@@ -37,11 +37,11 @@ def abridged(value: Any) -> Any:
 
 
 def conversation(exchanges: Iterable[Exchange], work: Path) -> list[dict[str, Any]]:
-    """The requests of a task that the model answered, in their order; the folder is called /work."""
+    """The requests of a task that the model answered, in their order; the folder is called /project."""
     requests = []
     for each in exchanges:
         if each.method == "POST" and each.status == 200:
-            text = json.dumps({"path": each.path, "body": each.json()}).replace(str(work), "/work")
+            text = json.dumps({"path": each.path, "body": each.json()}).replace(str(work), "/project")
             requests.append(abridged(json.loads(_ID.sub("0000", text))))
     return requests
 
