@@ -2,7 +2,7 @@
 //
 // A warp takes half a page, 32 tokens: of blocks 0, 2, 4 .. of the chunk or of blocks 1, 3, 5 .., the lower or the
 // upper half. It keeps a maximum, a sum and outputs of its own; the four are put together at the end of the item, in
-// the order of the warps. Scores need no exchange between lanes to become weights of the values: pages lie so that
+// pairs. Scores need no exchange between lanes to become weights of the values: pages lie so that
 // the columns of a score tile that a lane gets are those that it needs (headrace/model/kv.py).
 #pragma once
 
