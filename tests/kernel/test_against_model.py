@@ -15,6 +15,7 @@ from headrace.kernel.check.against_model import (
     ModelBench,
     noise_ratio,
     parting_ratio,
+    random_prompts,
 )
 from headrace.model.checkpoint import load_model
 from headrace.model.synthetic import synthetic_model
@@ -30,9 +31,13 @@ def micro() -> Model:
     return load_model(MICRO, device="cuda", dtype=torch.bfloat16, progress=None)
 
 
+def bench(model: Model, lengths: list[int], rows: int) -> ModelBench:
+    return ModelBench(model, random_prompts(model.config, lengths), rows)
+
+
 @pytest.mark.parametrize(("lengths", "rows"), MICRO_SETTINGS)
 def test_logits_of_north_micro(lengths: list[int], rows: int, record_check: RecordCheck) -> None:
-    ratio = noise_ratio(ModelBench(micro(), lengths, rows))
+    ratio = noise_ratio(bench(micro(), lengths, rows))
     record_check(f"logits of north-micro, {rows} rows, in PyTorch's own error", ratio, NOISE)
 
 
@@ -40,7 +45,7 @@ def test_logits_of_north_micro(lengths: list[int], rows: int, record_check: Reco
 def test_logits_at_norths_widths(lengths: list[int], rows: int, record_check: RecordCheck) -> None:
     """Five of North's layers: the dense one, three with a window, one without positions."""
     model = synthetic_model(NORTHS_WIDTHS, seed=1, device="cuda", dtype=torch.bfloat16)
-    ratio = noise_ratio(ModelBench(model, lengths, rows))
+    ratio = noise_ratio(bench(model, lengths, rows))
     record_check(f"logits at North's widths, {rows} rows, in PyTorch's own error", ratio, NOISE)
 
 
@@ -49,5 +54,5 @@ def test_greedy_tokens_of_north_micro_up_to_a_near_tie(
     lengths: list[int], rows: int, record_check: RecordCheck
 ) -> None:
     """The model follows the kernel's tokens, and would have taken each itself but for rounding."""
-    ratio = parting_ratio(ModelBench(micro(), lengths, rows))
+    ratio = parting_ratio(bench(micro(), lengths, rows))
     record_check(f"32 tokens of north-micro, {rows} rows, margin in PyTorch's own noise", ratio, 1)

@@ -10,16 +10,16 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from headrace.kernel.check.exact import float32_model
 from headrace.kernel.check.kernels import MakeKernel, advanced, logits_of, on_gpu
 from headrace.model.batch import Span
-from headrace.model.build import build_model
 from headrace.model.config import KVGroup, ModelConfig
 from headrace.model.kv import KVCache, blocks_for
 from headrace.model.presets import PRESETS
 from headrace.model.sampling import SamplingParams
 from headrace.model.transformer import Model
 from headrace.step.oracle.rows import LaunchRow
-from headrace.step.pack import pack_model
+from headrace.step.pack import PackedWeights, pack_model
 from headrace.step.planner import build_plan
 
 NOISE = 1.5  # how many times PyTorch's own error in bfloat16 the kernel's may be
@@ -37,22 +37,28 @@ _GREEDY = SamplingParams(temperature=0)
 
 
 class ModelBench:
-    """A model in bfloat16, prompts whose KV both it and a kernel have, and the rows that come next."""
+    """A model in bfloat16, prompts whose KV both it and a kernel have, and the rows that come next.
+
+    `packed` are the model's weights if it reads them there (`headrace.step.packed_model`). Sequences may grow
+    by `room` tokens.
+    """
 
     def __init__(
         self,
         model: Model,
-        lengths: Sequence[int],
+        prompts: Sequence[Sequence[int]],
         rows: int,
         *,
+        packed: PackedWeights | None = None,
+        room: int = ROOM,
         make: MakeKernel = on_gpu,
         sms: int = 132,
     ) -> None:
-        generator = random.Random(5)
         config, device = model.config, model.device
         self.model = model
-        self.prompts = [[generator.randrange(5, config.vocab_size) for _ in range(size)] for size in lengths]
-        blocks, self.tables = deal(config, lengths, generator)
+        self.exact = float32_model(config, model.get_parameter if packed is None else packed.get)
+        self.prompts = [list(prompt) for prompt in prompts]
+        blocks, self.tables = deal(config, [len(prompt) + room for prompt in prompts], random.Random(5))
         self.cache = KVCache(config, blocks, dtype=torch.bfloat16, device=device)
         for prompt, tables in zip(self.prompts, self.tables, strict=True):
             if len(prompt) > 1:
@@ -61,7 +67,8 @@ class ModelBench:
         for pages, filled in zip(own.pages, self.cache.pages, strict=True):
             pages.copy_(filled)
         self.plan = build_plan(config, rows=rows, sms=sms)
-        packed = pack_model(model, device=device, dtype=torch.bfloat16)
+        if packed is None:
+            packed = pack_model(model, device=device, dtype=torch.bfloat16)
         longest = max(len(table) for tables in self.tables for table in tables.values())
         self.kernel = make(self.plan, packed, own, longest, False)
         self.fed = [
@@ -79,12 +86,9 @@ class ModelBench:
 
     def exact_logits(self) -> Tensor:
         """Of the prompts in float32, without a cache."""
-        exact = build_model(self.model.config, device=self.model.device, dtype=torch.float32)
         with torch.no_grad():
-            for wide, stored in zip(exact.parameters(), self.model.parameters(), strict=True):
-                wide.copy_(stored)
             whole = [torch.tensor([prompt], device=self.model.device) for prompt in self.prompts]
-            return torch.cat([exact.full(prompt)[:, -1] for prompt in whole])
+            return torch.cat([self.exact.full(prompt)[:, -1] for prompt in whole])
 
     def launched(self, steps: int) -> list[list[int]]:
         """Tokens of the next steps; the rows stay where they are."""
@@ -97,11 +101,17 @@ class ModelBench:
         self.fed = [row for row in advanced(self.fed, tokens) if row is not None]
 
 
+def random_prompts(config: ModelConfig, lengths: Sequence[int]) -> list[list[int]]:
+    """Prompts of these lengths, the same every time."""
+    generator = random.Random(5)
+    return [[generator.randrange(5, config.vocab_size) for _ in range(size)] for size in lengths]
+
+
 def deal(
     config: ModelConfig, lengths: Sequence[int], generator: random.Random
 ) -> tuple[dict[KVGroup, int], list[dict[KVGroup, list[int]]]]:
     """Block counts, and a table for each sequence, of blocks scattered at random."""
-    per = [blocks_for(length + ROOM) for length in lengths]
+    per = [blocks_for(length) for length in lengths]
     groups = [group for group in KVGroup if config.layers_in(group)]
     free = {group: generator.sample(range(sum(per)), sum(per)) for group in groups}
     tables = [{group: [free[group].pop() for _ in range(count)] for group in groups} for count in per]

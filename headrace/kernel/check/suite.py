@@ -18,6 +18,7 @@ from headrace.kernel.check.against_model import (
     ModelBench,
     noise_ratio,
     parting_ratio,
+    random_prompts,
 )
 from headrace.kernel.check.against_oracle import (
     BOUND,
@@ -147,10 +148,14 @@ class Suite:
             yield Planned(name, 1, partial(self._parting, lengths, rows))
 
     def _noise(self, model: Callable[[], Model], lengths: list[int], rows: int) -> float:
-        return noise_ratio(ModelBench(model(), lengths, rows, make=self.make, sms=self.sms))
+        return noise_ratio(self._model_bench(model(), lengths, rows))
 
     def _parting(self, lengths: list[int], rows: int) -> float:
-        return parting_ratio(ModelBench(self._micro_model(), lengths, rows, make=self.make, sms=self.sms))
+        return parting_ratio(self._model_bench(self._micro_model(), lengths, rows))
+
+    def _model_bench(self, model: Model, lengths: list[int], rows: int) -> ModelBench:
+        prompts = random_prompts(model.config, lengths)
+        return ModelBench(model, prompts, rows, make=self.make, sms=self.sms)
 
     def _wide_model(self) -> Model:
         return synthetic_model(self.wide, seed=1, device=self.device, dtype=torch.bfloat16)

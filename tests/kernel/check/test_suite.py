@@ -11,7 +11,12 @@ import pytest
 import torch
 
 from headrace.kernel.check import against_oracle
-from headrace.kernel.check.against_model import ModelBench, noise_ratio, parting_ratio
+from headrace.kernel.check.against_model import (
+    ModelBench,
+    noise_ratio,
+    parting_ratio,
+    random_prompts,
+)
 from headrace.kernel.check.against_oracle import BOUND, COMPARED, MARGIN, Bench
 from headrace.kernel.check.kernels import MakeKernel, Rows, Tokens
 from headrace.kernel.check.sampling import KINDS, wrong_draws
@@ -38,7 +43,7 @@ def bench(make: MakeKernel) -> Bench:
 
 def model_bench(make: MakeKernel) -> ModelBench:
     model = synthetic_model(north(), seed=2, dtype=torch.bfloat16)
-    return ModelBench(model, [65, 130], 2, make=make, sms=3)
+    return ModelBench(model, random_prompts(model.config, [65, 130]), 2, make=make, sms=3)
 
 
 def test_a_right_kernel_passes_every_comparison() -> None:
