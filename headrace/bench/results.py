@@ -18,7 +18,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-_PACKAGES = ("torch", "cuda-bindings", "nvidia-cuda-nvrtc")
+_PACKAGES = ("torch", "cuda-core", "cuda-bindings", "nvidia-cuda-nvrtc")
 
 
 def origin(command: str | None = None) -> dict[str, Any]:

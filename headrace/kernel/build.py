@@ -1,4 +1,4 @@
-"""Compiles a variant of the kernel at run time, with NVRTC from its wheel, and keeps the result on disk.
+"""Compiles a variant of the kernel at run time, by `cuda.core` with NVRTC, and keeps the result on disk.
 
 No compiler is needed on the machine, nor a GPU. The key of a cached result covers the compiler's version, all
 options and the text of every header, so it cannot be stale; a result appears under its name by one rename.
@@ -7,6 +7,8 @@ options and the text of every header, so it cannot be stale; a result appears un
 from __future__ import annotations
 
 import hashlib
+import importlib.util
+import io
 import os
 import re
 import tempfile
@@ -22,13 +24,13 @@ from headrace.kernel.variant import Variant
 
 INCLUDE = Path(__file__).parent / "include"
 SOURCE = '#include "decode.h"\n'
-ARCHITECTURE = "sm_90a"
-OPTIONS = (
-    f"--gpu-architecture={ARCHITECTURE}",
-    "--std=c++17",
-    "--ptxas-options=-v",
-    "--ptxas-options=--warn-on-spills",
-)
+# For `cuda.core.ProgramOptions`. No header is looked for in the folder that the server was started in.
+OPTIONS = {
+    "arch": "sm_90a",
+    "std": "c++17",
+    "ptxas_options": ["-v", "--warn-on-spills"],
+    "no_source_include": True,
+}
 # NVRTC has no standard library; these are all that the headers take from it.
 STANDARD = {
     "cstdint": (
@@ -155,7 +157,7 @@ def cache_key(headers: dict[str, str], version: str, source: str = SOURCE) -> st
     digest = hashlib.sha256()
     for part in (
         version,
-        *OPTIONS,
+        repr(OPTIONS),
         source,
         *(text for name in sorted(headers) for text in (name, headers[name])),
     ):
@@ -164,35 +166,39 @@ def cache_key(headers: dict[str, str], version: str, source: str = SOURCE) -> st
     return digest.hexdigest()[:32]
 
 
+def has_compiler() -> bool:
+    """Whether cuda.core and NVRTC's bindings are installed."""
+    try:
+        return all(importlib.util.find_spec(name) for name in ("cuda.core", "cuda.bindings.nvrtc"))
+    except ImportError:  # no package `cuda` at all
+        return False
+
+
 def compiler_version() -> str:
-    nvrtc = _nvrtc()
+    """NVRTC's version. Raises BuildError if it is not installed."""
+    _cuda_core()
+    from cuda.bindings import nvrtc  # cuda.core does not tell it
+
     _, major, minor = nvrtc.nvrtcVersion()
     return f"nvrtc {major}.{minor}"
 
 
 def compile_source(source: str, headers: dict[str, str]) -> tuple[bytes, str]:
     """The cubin and the log. Raises BuildError with the log if the source is wrong."""
-    nvrtc = _nvrtc()
-    names = [name.encode() for name in headers]
-    texts = [text.encode() for text in headers.values()]
-    error, program = nvrtc.nvrtcCreateProgram(source.encode(), b"decode.cu", len(names), texts, names)
-    _succeed(nvrtc, error)
-    try:
-        options = [option.encode() for option in OPTIONS]
-        (outcome,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
-        _, size = nvrtc.nvrtcGetProgramLogSize(program)
-        buffer = b" " * size
-        nvrtc.nvrtcGetProgramLog(program, buffer)
-        log = buffer.rstrip(b"\0 ").decode(errors="replace")
-        if outcome != nvrtc.nvrtcResult.NVRTC_SUCCESS:
-            raise BuildError(f"the decode kernel does not compile:\n{log}")
-        error, size = nvrtc.nvrtcGetCUBINSize(program)
-        _succeed(nvrtc, error)
-        cubin = b" " * size
-        _succeed(nvrtc, nvrtc.nvrtcGetCUBIN(program, cubin)[0])
-        return cubin, log
-    finally:
-        nvrtc.nvrtcDestroyProgram(program)
+    core = _cuda_core()
+    log = io.StringIO()
+    # cuda.core takes no headers from memory, as NVRTC itself does: they are files while it compiles.
+    with tempfile.TemporaryDirectory(prefix="headrace-") as folder:
+        for name, text in headers.items():
+            place = Path(folder, name)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.write_bytes(text.encode())
+        options = core.ProgramOptions(name="decode.cu", include_path=folder, **OPTIONS)
+        try:
+            cubin: bytes = core.Program(source, "c++", options).compile("cubin", logs=log).code
+        except Exception as error:  # its class has no public name; the message has the log
+            raise BuildError(f"the decode kernel does not compile:\n{error}") from None
+    return cubin, log.getvalue().rstrip("\0 ")
 
 
 def resources_of(log: str) -> Resources:
@@ -210,16 +216,12 @@ def _publish(place: Path, content: bytes) -> None:
     os.replace(file.name, place)
 
 
-def _nvrtc() -> Any:
+def _cuda_core() -> Any:
     try:
-        from cuda.bindings import nvrtc
+        from cuda import core  # not `import cuda.core`, which two threads at once can find half done
     except ImportError:
         raise BuildError(
-            "the decode kernel is compiled with NVRTC, which is not installed: pip install 'headrace[gpu]'"
+            "the decode kernel is compiled with cuda.core and NVRTC, which are not installed: "
+            "pip install 'headrace[gpu]'"
         ) from None
-    return nvrtc
-
-
-def _succeed(nvrtc: Any, error: Any) -> None:
-    if error != nvrtc.nvrtcResult.NVRTC_SUCCESS:
-        raise BuildError(f"NVRTC: {error.name}")
+    return core

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
-
 import torch
 
+from headrace.kernel.build import has_compiler
 from headrace.kernel.variant import VariantError, variant_of
 from headrace.model.config import ModelConfig
 from headrace.step.errors import PlanError
@@ -26,8 +25,8 @@ def _device_obstacle(device: torch.device) -> str | None:
     if (major, minor) != CAPABILITY:
         name = torch.cuda.get_device_name(device)
         return f"it runs on a Hopper GPU only (compute capability 9.0), and {name} has {major}.{minor}"
-    if not _has_bindings():
-        return "it needs CUDA's bindings and NVRTC: pip install 'headrace[gpu]'"
+    if not has_compiler():
+        return "it needs cuda.core and NVRTC: pip install 'headrace[gpu]'"
     return None
 
 
@@ -39,10 +38,3 @@ def _model_obstacle(config: ModelConfig, dtype: torch.dtype) -> str | None:
     except (PlanError, VariantError) as error:
         return str(error)
     return None
-
-
-def _has_bindings() -> bool:
-    try:
-        return importlib.util.find_spec("cuda.bindings.nvrtc") is not None
-    except ImportError:  # no package `cuda` at all
-        return False

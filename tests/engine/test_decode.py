@@ -25,7 +25,7 @@ def hopper(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """A machine that looks like one with a Hopper GPU."""
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU")
-    monkeypatch.setattr(support, "_has_bindings", lambda: True)
+    monkeypatch.setattr(support, "has_compiler", lambda: True)
     return monkeypatch
 
 
@@ -69,7 +69,7 @@ def test_elsewhere_auto_is_torch_and_the_kernel_is_refused(
 
 
 def test_another_gpu_and_a_missing_package_are_named(hopper: pytest.MonkeyPatch) -> None:
-    hopper.setattr(support, "_has_bindings", lambda: False)
+    hopper.setattr(support, "has_compiler", lambda: False)
     with pytest.raises(OptionError, match=r"pip install 'headrace\[gpu\]'"):
         chosen("kernel")
     hopper.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from headrace.kernel.build import (
     build_source,
     cache_key,
     compile_source,
+    has_compiler,
     resources_of,
 )
 from headrace.kernel.variant import Variant, VariantError, variant_of
@@ -121,6 +123,28 @@ def test_what_does_not_compile_is_an_error_with_the_compilers_words() -> None:
         compile_source('extern "C" __global__ void decode() { undefined_thing(); }', {})
 
 
+def test_headers_come_from_nowhere_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not from the folder that the server is started in, though a header of the same name is there."""
+    source = '#include "thing.h"\n extern "C" __global__ void decode(int* out) { *out = THING; }'
+    (tmp_path / "thing.h").write_text("#error the wrong one")
+    monkeypatch.chdir(tmp_path)
+    compile_source(source, {"thing.h": "#define THING 1"})
+    with pytest.raises(BuildError, match=r"thing\.h"):
+        compile_source(source, {})
+    monkeypatch.setitem(building.OPTIONS, "no_source_include", False)
+    with pytest.raises(BuildError, match="the wrong one"):
+        compile_source(source, {"thing.h": "#define THING 1"})
+
+
+@pytest.mark.parametrize("missing", ["cuda", "cuda.core", "cuda.bindings.nvrtc"])
+def test_a_missing_compiler_is_seen(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert has_compiler()
+    for name in [name for name in sys.modules if name.startswith("cuda.")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, missing, None)
+    assert not has_compiler()
+
+
 def test_the_key_covers_everything(monkeypatch: pytest.MonkeyPatch) -> None:
     headers = {"a.h": "1", "b.h": "2"}
     key = cache_key(headers, "nvrtc 13.0")
@@ -129,7 +153,7 @@ def test_the_key_covers_everything(monkeypatch: pytest.MonkeyPatch) -> None:
     assert key != cache_key({"a.h": "1", "c.h": "2"}, "nvrtc 13.0")
     assert key != cache_key(headers, "nvrtc 13.1")
     assert key != cache_key(headers, "nvrtc 13.0", "other source")
-    monkeypatch.setattr(building, "OPTIONS", (*building.OPTIONS, "-G"))
+    monkeypatch.setitem(building.OPTIONS, "debug", True)
     assert key != cache_key(headers, "nvrtc 13.0")
 
 

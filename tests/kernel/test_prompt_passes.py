@@ -255,7 +255,7 @@ def test_a_mistake_is_seen(tmp_path: Path, check: str, right: str, wrong: str) -
 
 
 def test_the_kernels_compile_without_local_memory() -> None:
-    pytest.importorskip("cuda.bindings.nvrtc")
+    pytest.importorskip("cuda.core")
     _, log = compile_source(SOURCE.read_text(), {})
     assert log.count("0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads") == len(KERNELS)
     resources_of(log).check()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headrace.kernel.build import build_source
+from headrace.kernel.build import build_source, has_compiler
 from headrace.kernel.device import DeviceError
 from headrace.model.config import ModelConfig, MoEMLP
 from headrace.model.rope import Rotation
@@ -41,10 +40,10 @@ def fits(config: ModelConfig) -> bool:
 
 
 def available(device: torch.device) -> bool:
-    """Whether they run there: on a Hopper GPU, with CUDA's bindings installed."""
+    """Whether they run there: on a Hopper GPU, with cuda.core and NVRTC installed."""
     if device.type != "cuda" or torch.cuda.get_device_capability(device) != (9, 0):
         return False
-    return importlib.util.find_spec("cuda") is not None
+    return has_compiler()
 
 
 class Passes:
