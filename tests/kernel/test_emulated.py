@@ -31,6 +31,7 @@ from headrace.kernel.check.against_oracle import (
     step_errors,
     worst,
 )
+from headrace.kernel.check.stress import changed_under_stress, hops, outcome
 from headrace.model.kv import KVCache
 from headrace.step import division
 from headrace.step.isa import Buffer, Field, Opcode
@@ -212,6 +213,19 @@ def test_chunks_of_more_pages_than_the_ring_has(
     bench = libraries.bench([1600, 900], 2, spoilt=chunks)
     errors = step_errors(bench)
     assert worst(errors) <= BOUND, errors
+
+
+@pytest.mark.parametrize(
+    "spoilt", [None, BREAKS["a signal goes out before its data"]], ids=["right", "broken"]
+)
+def test_launches_that_are_repeated_come_to_the_same(libraries: Libraries, spoilt: Spoilt | None) -> None:
+    """Poisoned in between, in another order each; and if a signal is too early, they do not."""
+    whole = libraries.bench(*SETTINGS[2])
+    right, changed = outcome(whole.kernel(), whole.plan, whole.rows, 1), 0
+    for seed in SEEDS:
+        bench = libraries.bench(*SETTINGS[2], seed=seed, spoilt=spoilt)
+        changed += changed_under_stress(bench.kernel(), bench.plan, bench.rows, right, hops(bench.plan))
+    assert changed == 0 if spoilt is None else changed > 0
 
 
 @pytest.mark.parametrize("name", BREAKS)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from headrace.kernel.check.kernels import Kernel, MakeKernel, Rows, Tokens, advanced, logits_of, on_gpu
+from headrace.model.config import ModelConfig
 from headrace.model.kv import KVCache
 from headrace.step.isa import Buffer
 from headrace.step.oracle.machine import Oracle
@@ -52,11 +53,12 @@ class Bench:
         rows: int,
         hole: int | None = None,
         *,
+        config: ModelConfig | None = None,
         make: MakeKernel = on_gpu,
         device: str = "cuda",
         sms: int = 132,
     ) -> None:
-        self.world = World(north(), lengths, dtype=torch.bfloat16)
+        self.world = World(config or north(), lengths, dtype=torch.bfloat16)
         self.plan = build_plan(self.world.config, rows=rows, sms=sms)
         self.rows: list[LaunchRow | None] = list(self.world.rows())
         if hole is not None:
