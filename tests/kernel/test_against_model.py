@@ -10,6 +10,7 @@ import torch
 from headrace.kernel.check.against_model import (
     MICRO_SETTINGS,
     NOISE,
+    NORTH,
     NORTHS_WIDTHS,
     WIDE_SETTINGS,
     ModelBench,
@@ -20,6 +21,8 @@ from headrace.kernel.check.against_model import (
 from headrace.model.checkpoint import load_model
 from headrace.model.synthetic import synthetic_model
 from headrace.model.transformer import Model
+from headrace.step.pack import pack_synthetic
+from headrace.step.packed_model import packed_model
 from tests.recording import RecordCheck
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(240)]
@@ -47,6 +50,14 @@ def test_logits_at_norths_widths(lengths: list[int], rows: int, record_check: Re
     model = synthetic_model(NORTHS_WIDTHS, seed=1, device="cuda", dtype=torch.bfloat16)
     ratio = noise_ratio(bench(model, lengths, rows))
     record_check(f"logits at North's widths, {rows} rows, in PyTorch's own error", ratio, NOISE)
+
+
+def test_logits_of_the_whole_of_north(record_check: RecordCheck) -> None:
+    """All 49 layers. The weights are there once, in pages; in float32 they are one layer at a time."""
+    packed = pack_synthetic(NORTH, seed=1, device="cuda", dtype=torch.bfloat16)
+    prompts = random_prompts(NORTH, WIDE_SETTINGS[1][0])
+    ratio = noise_ratio(ModelBench(packed_model(packed), prompts, 8, packed=packed))
+    record_check("logits of all of North's layers, 8 rows, in PyTorch's own error", ratio, NOISE)
 
 
 @pytest.mark.parametrize(("lengths", "rows"), MICRO_SETTINGS)

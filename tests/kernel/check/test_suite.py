@@ -25,6 +25,8 @@ from headrace.kernel.check.verdict import Check, failed
 from headrace.model.synthetic import synthetic_model
 from headrace.step.isa import Buffer
 from headrace.step.oracle.world import north
+from headrace.step.pack import pack_synthetic
+from headrace.step.packed_model import packed_model
 from tests.kernel.check.fakes import (
     OracleKernel,
     every_other_kernel,
@@ -101,6 +103,16 @@ def test_one_bit_that_depends_on_the_launch_fails() -> None:
 def test_bits_that_are_no_numbers_differ() -> None:
     make = kernel(spoil=not_a_number(Buffer.LOGITS))
     assert against_oracle.changed_by_others(bench(make), steps=1) > 0
+
+
+def test_a_model_that_reads_packed_weights_is_no_other() -> None:
+    packed = pack_synthetic(north(), seed=2, device="cpu", dtype=torch.bfloat16)
+    prompts = random_prompts(north(), [65, 130])
+    own = ModelBench(packed_model(packed), prompts, 2, packed=packed, make=kernel(), sms=3)
+    plain = model_bench(kernel())
+    assert torch.equal(own.model_logits(), plain.model_logits())
+    assert torch.equal(own.exact_logits(), plain.exact_logits())
+    assert noise_ratio(own) == noise_ratio(plain) <= 1.5
 
 
 def test_logits_far_from_float32_fail() -> None:
