@@ -118,6 +118,7 @@ __device__ __forceinline__ bool load_task(Loader& l, int32_t word) {
     given.first = first;
     given.last = last;
     given.number = l.number;
+    if (task.page_bytes) l.ring.prepare(task.page_bytes);
   }
   __syncwarp();
   if (l.lane == 0) ptx::barrier_arrive(&s.task_full[slot], 1);

@@ -53,13 +53,17 @@ __device__ __forceinline__ void release_page(Shared& s, int lane, int slot, int 
 // The loader's side, for one thread.
 struct RingFiller {
   int32_t slot = 0, landed_slot = 0, in_flight = 0;
+  int32_t most = 1;     // in flight, of the pages that come
   uint32_t issued = 0;  // pages
   uint32_t parity = 1, landed_parity = 0;  // an empty ring passes for one that has been freed
+
+  // The next pages are of so many bytes. Once a task, not once a page: it divides.
+  __device__ __forceinline__ void prepare(int bytes) { most = most_in_flight(bytes); }
 
   // Bring the next page in. False if the launch ended first.
   __device__ __forceinline__ bool issue(Shared& s, const Params& p, const uint8_t* from, uint32_t bytes, Site site) {
     if (!wait_barrier_or_end(s, p, &s.page_empty[slot], parity, site, Waited::PAGE_FREE, slot)) return false;
-    while (in_flight >= most_in_flight(static_cast<int>(bytes))) {
+    while (in_flight >= most) {
       wait_barrier(s, p, &s.page_full[landed_slot], landed_parity, site, Waited::PAGE_LANDED, landed_slot);
       landed();
     }
