@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import torch
 
-from headrace.engine.backend import DecodeBackend, Prefiller
+from headrace.engine.backend import DecodeBackend, Prefiller, takes_several_rows
 from headrace.engine.blocks import BlockManager
 from headrace.engine.decode import choose_decode, kernel_obstacle, make_backend
 from headrace.engine.engine import Engine
@@ -129,6 +129,7 @@ def assemble_engine(
         pace=Pace(most=options.chunk, gap=options.max_decode_gap / 1000),
         max_sequences=options.max_sequences,
         max_steps=min(options.steps, backend.max_steps),
+        riding_rows=backend.max_rows if takes_several_rows(backend) else 0,
     )
     return Engine(
         backend=backend,

@@ -202,22 +202,27 @@ class Engine:
         return plan
 
     def run(self, plan: Plan) -> Iterator[Seq[Sampled | None]]:
-        """The plan's chunks, then its rows; yields what the rows made, step by step."""
+        """The plan's chunks, then its rows; yields what the rows made, step by step, those that feed last."""
         start = time.perf_counter()
         if plan.chunks:
             self._fill(plan)
         prefilled = time.perf_counter()
         steps = 0
-        if plan.rows:
-            for sampled in self._backend.run(plan.rows, plan.steps, self._interrupt):
+        if rows := plan.rows + plan.fed:
+            for sampled in self._backend.run(rows, plan.steps, self._interrupt):
                 steps += 1
                 yield sampled
         decode = time.perf_counter() - prefilled
         prompt_tokens = sum(len(span.tokens) for span in plan.chunks)
         self._scheduler.pace.observe(
-            prompt_tokens=prompt_tokens, prefill=prefilled - start, decode=decode, steps=steps
+            prompt_tokens=prompt_tokens,
+            prefill=prefilled - start,
+            decode=decode,
+            steps=steps,
+            rows=len(rows),
         )
-        self.counters.prefilled_tokens += prompt_tokens
+        self.counters.prefilled_tokens += prompt_tokens + len(plan.fed)
+        self.counters.riding_tokens += len(plan.fed)
         self.counters.prefill_seconds += prefilled - start
         self.counters.decode_seconds += decode
 
@@ -235,12 +240,12 @@ class Engine:
 
     def postprocess(self, plan: Plan, sampled: Seq[Sampled | None]) -> None:
         """Append each row's token, end those that are done, and tell whoever waits."""
-        rows = 0
-        for sequence, item in zip(plan.row_owners, sampled, strict=True):
-            if item is None:
-                continue
-            rows += 1
-            if not sequence.ended:
+        rows = sum(item is not None for item in sampled)
+        for sequence in plan.fed_owners:
+            sequence.computed += 1
+        answers = sampled[: len(plan.row_owners)]  # what follows a token that was fed is known
+        for sequence, item in zip(plan.row_owners, answers, strict=True):
+            if item is not None and not sequence.ended:
                 sequence.computed += 1
                 self._append(sequence, item)
         self.counters.count_step(rows)

@@ -37,6 +37,7 @@ class OracleBackend:
 
     name = "oracle"
     takes_constraints = True
+    takes_several_rows = True
 
     def __init__(
         self,

@@ -22,6 +22,7 @@ class TorchBackend:
 
     name = "torch"
     takes_constraints = True
+    takes_several_rows = True
 
     def __init__(
         self, model: Model, cache: KVCache, *, max_rows: int, max_steps: int = 16, ahead: bool = True

@@ -181,11 +181,11 @@ def test_a_row_has_the_same_bits_at_every_capacity(libraries: Libraries) -> None
 
 
 def test_rows_of_one_sequence_see_one_another(libraries: Libraries) -> None:
-    """The last tokens of a sequence as rows of one step give what the oracle gives."""
+    """The last tokens of a sequence as rows of one step give what the oracle gives, whichever comes first."""
     bench = libraries.bench([70], 4)
     (only,) = bench.world.rows()
     tokens = bench.world.sequences[0].tokens
-    bench.rows = [replace(only, token=tokens[at], position=at) for at in range(66, 70)]
+    bench.rows = [replace(only, token=tokens[at], position=at) for at in (69, 66, 67, 68)]
     bench.live = list(range(4))
     oracle, kernel = bench.oracle(), bench.kernel()
     list(oracle.launch(bench.rows, 1))
