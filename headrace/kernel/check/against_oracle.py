@@ -15,6 +15,7 @@ from torch import Tensor
 from headrace.kernel.check.kernels import Kernel, MakeKernel, Rows, Tokens, advanced, logits_of, on_gpu
 from headrace.model.config import ModelConfig
 from headrace.model.kv import KVCache
+from headrace.step.buffers import buffer_specs
 from headrace.step.isa import Buffer
 from headrace.step.oracle.machine import Oracle
 from headrace.step.oracle.rows import LaunchRow
@@ -89,19 +90,23 @@ def error(ours: Tensor, right: Tensor) -> float:
     return float((ours[written] - right[written]).norm() / right[written].norm())
 
 
-def buffer_errors(bench: Bench, kernel: Kernel, oracle: Oracle) -> dict[str, float]:
-    """Of every buffer that both left behind, and of the logits."""
-    errors = {}
-    for buffer in COMPARED:
+def left_by(kernel: Kernel, oracle: Oracle, live: Sequence[int]) -> dict[str, tuple[Tensor, Tensor]]:
+    """Every buffer that both left of the live rows, and the logits: ours and what is right, float32."""
+    pairs = {}
+    for buffer in (*COMPARED, Buffer.SHARED_HIDDEN):
+        if buffer not in buffer_specs(oracle.plan.sizes):  # a model that has no such layers
+            continue
         right = torch.from_numpy(np.asarray(oracle.buffer(buffer), dtype=np.float32))
         ours = kernel.buffer(buffer).float().cpu()
-        if buffer is Buffer.PARTIALS:
-            ours, right = ours[bench.live], right[bench.live]
-        else:
-            ours, right = ours[:, bench.live], right[:, bench.live]
-        errors[buffer.name] = error(ours, right)
-    errors["LOGITS"] = error(bench.logits(kernel), torch.from_numpy(oracle.logits()[bench.live]))
-    return errors
+        rows = (live,) if buffer is Buffer.PARTIALS else (slice(None), live)
+        pairs[buffer.name] = (ours[rows], right[rows])
+    logits = logits_of(kernel, oracle.plan)[live].cpu()
+    return pairs | {"LOGITS": (logits, torch.from_numpy(oracle.logits()[live]))}
+
+
+def buffer_errors(bench: Bench, kernel: Kernel, oracle: Oracle) -> dict[str, float]:
+    """Of every buffer that both left behind, and of the logits."""
+    return {name: error(*pair) for name, pair in left_by(kernel, oracle, bench.live).items()}
 
 
 def step_errors(bench: Bench, *, strict: bool = False) -> dict[str, float]:
