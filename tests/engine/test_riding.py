@@ -18,22 +18,11 @@ from headrace.engine.scheduler import Plan, Scheduler
 from headrace.engine.sequence import Sequence
 from headrace.engine.torch_backend import TorchBackend
 from headrace.model.sampling import SamplingParams
-from headrace.model.synthetic import synthetic_model
 from headrace.model.tokenizer import Tokenizer
 from headrace.model.transformer import Model
 from tests.engine.ledger import STRIDE, Client, LedgerBackend, LedgerError, ledger_engine, prompt_of
+from tests.engine.north import VOCABULARY, generate, greedy, prompts
 from tests.engine.test_schedules import FULL, MAX_CONTEXT, SLIDING, actions, assert_empty, play
-from tests.engine.test_torch_backend import VOCABULARY, generate, greedy, north, prompts
-
-
-@pytest.fixture(scope="module")
-def model() -> Model:
-    return synthetic_model(north(), seed=3)
-
-
-@pytest.fixture(scope="module")
-def tokenizer() -> Tokenizer:
-    return Tokenizer.synthetic(VOCABULARY)
 
 
 class Whim(Pace):
