@@ -22,7 +22,14 @@ from headrace.model.tokenizer import Tokenizer
 from headrace.model.transformer import Model
 from tests.engine.ledger import STRIDE, Client, LedgerBackend, LedgerError, ledger_engine, prompt_of
 from tests.engine.north import VOCABULARY, generate, greedy, prompts
-from tests.engine.test_schedules import FULL, MAX_CONTEXT, SLIDING, actions, assert_empty, play
+from tests.engine.test_schedules import (
+    FULL,
+    MAX_CONTEXT,
+    assert_empty,
+    play,
+    pool_sizes,
+    schedules,
+)
 
 
 class Whim(Pace):
@@ -179,16 +186,7 @@ def test_without_rows_for_them_prompts_go_through_chunks(riding_rows: int) -> No
 
 
 @settings(max_examples=150, deadline=None)
-@given(
-    script=st.lists(actions, max_size=40),
-    full=st.integers(5, 24),
-    window=st.sampled_from([None, 1, 63, 64, 65, 100, 200]),
-    chunk=st.sampled_from([1, 7, 64, 96, 512]),
-    steps=st.integers(1, 6),
-    riding_rows=st.sampled_from([4, 5, 16, 100]),
-    seed=st.integers(0, 1000),
-    prefix_cache=st.booleans(),
-)
+@given(**schedules, riding_rows=st.sampled_from([4, 5, 16, 100]), seed=st.integers(0, 1000))
 def test_any_schedule_gives_every_request_its_own_tokens(
     script: list[tuple[str, int, int]],
     full: int,
@@ -200,9 +198,7 @@ def test_any_schedule_gives_every_request_its_own_tokens(
     prefix_cache: bool,
 ) -> None:
     """Whatever arrives, leaves and is preempted, and whichever way prompts go."""
-    sizes = {FULL: full}
-    if window is not None:
-        sizes[SLIDING] = min(full, 4 * (-(-window // 64) + 3) + -(-max(chunk, riding_rows) // 64) + 1)
+    sizes = pool_sizes(full, window, max(chunk, riding_rows))
     engine, backend = ledger_engine(
         sizes,
         window=window,
