@@ -33,6 +33,7 @@ COMPARED = (
     Buffer.HIDDEN,
 )
 BOUND = 0.01  # relative error of a buffer: a few roundings to bfloat16, through three layers
+ROW_BOUND = 0.03  # of a row of a buffer: in short sums roundings do not average out
 MARGIN = 0.03  # between the two largest logits, in their standard deviations: nearer, roundings decide
 
 # Lengths of the sequences: pages' edges and the window's; capacity; which place of the launch stays empty.
@@ -55,11 +56,12 @@ class Bench:
         hole: int | None = None,
         *,
         config: ModelConfig | None = None,
+        world: type[World] = World,
         make: MakeKernel = on_gpu,
         device: str = "cuda",
         sms: int = 132,
     ) -> None:
-        self.world = World(config or north(), lengths, dtype=torch.bfloat16)
+        self.world = world(config or north(), lengths, dtype=torch.bfloat16)
         self.plan = build_plan(self.world.config, rows=rows, sms=sms)
         self.rows: list[LaunchRow | None] = list(self.world.rows())
         if hole is not None:
@@ -107,6 +109,19 @@ def left_by(kernel: Kernel, oracle: Oracle, live: Sequence[int]) -> dict[str, tu
 def buffer_errors(bench: Bench, kernel: Kernel, oracle: Oracle) -> dict[str, float]:
     """Of every buffer that both left behind, and of the logits."""
     return {name: error(*pair) for name, pair in left_by(kernel, oracle, bench.live).items()}
+
+
+def row_errors(bench: Bench) -> dict[str, float]:
+    """Of the buffers that one step leaves, in each the largest error of a row. To be at most ROW_BOUND."""
+    oracle, kernel = bench.oracle(), bench.kernel()
+    list(oracle.launch(bench.rows, 1))
+    list(kernel.launch(bench.rows, 1))
+    errors = {}
+    for name, pair in left_by(kernel, oracle, bench.live).items():
+        axis = 0 if name in (Buffer.PARTIALS.name, "LOGITS") else 1
+        rows = zip(*(side.unbind(axis) for side in pair), strict=True)
+        errors[name] = worst({str(row): error(*both) for row, both in enumerate(rows)})
+    return errors
 
 
 def step_errors(bench: Bench, *, strict: bool = False) -> dict[str, float]:
