@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,8 @@ class Module:
         self._core, self._driver = _cuda()
         torch.cuda.current_stream()  # makes the device's primary context the current one
         self._code = self._core.ObjectCode.from_cubin(cubin)
+        # Kept, since making one costs more than a launch; PyTorch's streams last as long as the process.
+        self._stream = functools.cache(self._core.Stream.from_handle)
 
     def kernel(self, name: str) -> Any:
         """The kernel of that name. Raises DeviceError if there is none, or the cubin cannot be loaded."""
@@ -50,8 +53,7 @@ class Module:
             if any(isinstance(argument, np.ndarray) for argument in arguments):
                 self._launch_with_structs(kernel, stream, arguments, config)
             else:
-                to = self._core.Stream.from_handle(stream.cuda_stream)
-                self._core.launch(to, config, kernel, *arguments)
+                self._core.launch(self._stream(stream.cuda_stream), config, kernel, *arguments)
         except Exception as error:
             raise DeviceError(f"a kernel cannot be launched: {error}") from error
 
