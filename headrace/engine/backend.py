@@ -16,9 +16,9 @@ blocks may be no numbers either: nobody may read what was not written since the 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from headrace.model.batch import Span
 from headrace.model.constraint import Constraint
@@ -79,6 +79,16 @@ class Prefiller(Protocol):
     """Fills the KV of prompt chunks."""
 
     def prefill(self, chunks: Sequence[Span]) -> None: ...
+
+
+@runtime_checkable
+class LayeredPrefiller(Prefiller, Protocol):
+    """A prefiller that can stop between the `layers` of a pass, for decode steps of other sequences."""
+
+    layers: int
+
+    def begin(self, chunks: Sequence[Span]) -> Callable[[int], None]:
+        """A pass over chunks: the function runs the next so many of its layers. It may be left unfinished."""
 
 
 class DecodeBackend(Protocol):

@@ -13,20 +13,26 @@ _WEIGHT = 0.3  # of the newest measurement
 _GROWTH = 2  # at most so many times the largest chunk so far: a first guess must not be far off
 _SPREAD = 0.1  # sizes of chunks must differ so much, as a share of their mean, to tell the two costs apart
 _FLATTEST = 0.1  # a token costs this share of its part in a chunk at least, whatever noise says
+# How much of a chunk's cost may be its own, and not its tokens': else it is made larger than the bound says.
+_OWN = 0.5
+_OWN_LAYERED = 0.25  # where its layers are run in several steps, which keep to the bound
 _DOUBT = 0.02  # of what a step costs is forgotten whenever a piece does not ride because of it
 
 
 class Pace:
     """Sizes the prompt chunks of a step so that a stream waits about `gap` seconds between tokens at most.
 
-    It waits longer where a chunk alone costs so much that the bound would leave little time for tokens: these
-    then get as much as the chunk itself. `most` bounds a chunk in any case. Times are those of whole steps: a
-    step of decoding alone, and what a chunk adds to it.
+    A chunk is as large as the bound allows a step, and larger where it alone costs so much that this would
+    leave little time for its tokens. Where chunks are `layered`, a step runs as many of a chunk's layers as
+    the bound allows, and a large chunk only keeps other prompts waiting; else the streams wait longer as
+    well. In any case a step has as much time for prompts as for decoding, and `most` bounds a chunk. Times
+    are those of whole steps: a step of decoding alone, and what a chunk adds to it.
     """
 
-    def __init__(self, *, most: int, gap: float) -> None:
+    def __init__(self, *, most: int, gap: float, layered: bool = False) -> None:
         self.most = most
         self.gap = gap
+        self.layered = layered
         self._steps = StepCosts()
         self._cost = Line()
         self._largest = FEWEST
@@ -39,6 +45,15 @@ class Pace:
             return min(FEWEST, self.most)
         wanted = min(self._wanted(streams), _GROWTH * self._largest)
         return max(1, min(self.most, max(FEWEST, wanted)))
+
+    def layers(self, left: int, *, tokens: int, layer: float | None, streams: int) -> int:
+        """How many of the `left` layers of a chunk of `tokens` the next step may run beside `streams`
+        decoding sequences. `layer` is what one has taken in seconds, None for a chunk that begins."""
+        if layer is None:
+            layer = self._cost.of(tokens) / left
+        if not streams or not layer:
+            return left
+        return max(1, min(left, int(self._room(streams) / layer)))
 
     def rides(self, tokens: int, *, streams: int, free: int) -> bool:
         """Whether `tokens` of prompts had better be fed in decode rows than in a chunk: up to `free` rows a
@@ -74,10 +89,16 @@ class Pace:
         fixed, slope = self._cost.fixed, self._cost.slope
         if not slope:
             return self.most
-        fitting = int((self.gap - self._steps.near(streams) - fixed) / slope)
+        fitting = int((self._room(streams) - fixed) / slope)
         if fitting < FEWEST and not self._cost.parted:
             return _GROWTH * self._largest  # once, to see what of the cost is the chunk's own
-        return max(fitting, int(fixed / slope))
+        own = _OWN_LAYERED if self.layered else _OWN
+        return max(fitting, int(fixed * (1 - own) / own / slope))
+
+    def _room(self, streams: int) -> float:
+        """Seconds that a step has for prompts."""
+        step = self._steps.near(streams)
+        return max(self.gap - step, step)
 
 
 class StepCosts:

@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from headrace.engine.backend import DecodeRow
 from headrace.engine.blocks import BlockManager
 from headrace.engine.counters import Counters
+from headrace.engine.filling import Filling
 from headrace.engine.pace import Pace
 from headrace.engine.prefix import TAIL_TOKENS
 from headrace.engine.sequence import NO_SLOT, Sequence
@@ -40,6 +41,7 @@ logger = logging.getLogger(__name__)
 class Plan:
     """One step: `chunks` to prefill and `rows` to decode for up to `steps` steps, with whose they are.
 
+    `filling` is a pass over chunks of an earlier step that has layers left; then no chunks begin.
     Beside `rows`, `fed` are rows that feed prompts, in one step; what follows their tokens is known. `filled`
     are those that wanted their prompt to be fed and nothing else, which has been done.
     """
@@ -51,10 +53,11 @@ class Plan:
     fed: list[DecodeRow] = field(default_factory=list)
     fed_owners: list[Sequence] = field(default_factory=list)
     filled: list[Sequence] = field(default_factory=list)
+    filling: Filling | None = None
     steps: int = 1
 
     def __bool__(self) -> bool:
-        return bool(self.rows or self.chunks or self.fed or self.filled)
+        return bool(self.rows or self.chunks or self.fed or self.filled or self.filling)
 
 
 def shares(prefilling: list[Sequence], budget: int) -> list[tuple[Sequence, int]]:
@@ -95,6 +98,7 @@ class Scheduler:
         self._riding_rows = riding_rows
         # The head of the queue for which there was no room, and how many blocks had been released by then.
         self._refused: tuple[Sequence, int] | None = None
+        self.filling: Filling | None = None
         self.slots = max_sequences
         self._free_slots = list(range(max_sequences))
 
@@ -116,6 +120,7 @@ class Scheduler:
         if len(self.running) > len(decoding):
             decoding += self._plan_prompts(plan, len(decoding))
         self._plan_rows(plan, decoding)
+        plan.filling = self.filling
         return plan
 
     def _steps(self, decoding: list[Sequence]) -> int:
@@ -143,13 +148,17 @@ class Scheduler:
     def _plan_prompts(self, plan: Plan, streams: int) -> list[Sequence]:
         """Have what is left of prompts ride beside `streams` decoding sequences, or spend the step's budget
         on chunks of them. Gives the sequences whose prompt is complete by that: these decode as well."""
-        prefilling = [sequence for sequence in self.running if not sequence.decodes]
+        under_way = self.filling.owners if self.filling is not None else ()
+        prefilling = [
+            sequence for sequence in self.running if not sequence.decodes and sequence not in under_way
+        ]
+        budget = 0 if under_way else self.pace.tokens(streams=streams)
         # No more than a block, so that nobody's prompt leaps over the end of one, where tails are kept.
         free = min(max(self._riding_rows - streams, 0), BLOCK_TOKENS)
         riders = self._riders(prefilling, streams, free)
         rides = dict(shares(riders, free))
         others = [sequence for sequence in prefilling if sequence not in rides]
-        chunks = dict(shares(others, self.pace.tokens(streams=streams)))
+        chunks = dict(shares(others, budget))
         free -= sum(rides.values())
         complete: list[Sequence] = []
         for sequence in prefilling:  # in order of admission: one may only be preempted for those before it
@@ -248,6 +257,8 @@ class Scheduler:
 
     def _leave(self, sequence: Sequence) -> None:
         """Take a sequence off the running list; its slot and blocks are free from here on, or cached."""
+        if self.filling is not None and sequence in self.filling.owners:
+            self.filling = None  # it would go on to write into blocks that are another's by then
         self.running.remove(sequence)
         heapq.heappush(self._free_slots, sequence.slot)
         sequence.slot = NO_SLOT

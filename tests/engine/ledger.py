@@ -7,7 +7,7 @@ did before.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import cast
 
 from headrace.engine.backend import DecodeRow, Interrupt
@@ -145,6 +145,31 @@ class LedgerBackend:
                     )
 
 
+class LayeredLedger(LedgerBackend):
+    """One whose chunks take five layers, each of which writes their cells, and reads what they see."""
+
+    layers = 5
+
+    def begin(self, chunks: Sequence[Span]) -> Callable[[int], None]:
+        for span in chunks:
+            self._check_begin(span)
+        done = 0
+
+        def advance(layers: int) -> None:
+            nonlocal done
+            done += layers
+            if not 0 < layers <= done <= self.layers:
+                raise LedgerError(f"{layers} layers, {done} of {self.layers} in all")
+            tokens = sum(len(span.tokens) for span in chunks)
+            self.calls.append((0, tokens))
+            if done == self.layers:
+                self.fed += tokens
+            for span in chunks:
+                self._feed(span)
+
+        return advance
+
+
 class SilentStream:
     """A token stream without text."""
 
@@ -196,9 +221,10 @@ def ledger_engine(
     blocks: type[BlockManager] = BlockManager,
     riding_rows: int = 0,
     pace: Pace | None = None,
+    ledger: type[LedgerBackend] = LedgerBackend,
 ) -> tuple[Engine, LedgerBackend]:
     rows = max(max_sequences, riding_rows)
-    backend = LedgerBackend(window=window, max_rows=rows, max_steps=max_steps)
+    backend = ledger(window=window, max_rows=rows, max_steps=max_steps)
     engine = Engine(
         backend=backend,
         prefiller=backend,
