@@ -3,7 +3,8 @@
 A step has two kinds of work. A prompt chunk fills KV and gives nothing back (`Prefiller`). A decode row
 feeds one token of one sequence, whose KV up to there exists, and gives the tokens that follow
 (`DecodeBackend`). The last token of a prompt is fed as a decode row, so that all sampling happens in one
-place.
+place. Where a backend takes several rows of one sequence, short pieces of prompt are fed as rows, too, and
+what follows them is not looked at.
 
 All calls come from the engine's thread. One call of `run` takes several steps and hands the tokens over as
 they are made: the backend feeds each row its own new token, stops rows that ended, and leaves off at the end
@@ -15,9 +16,9 @@ blocks may be no numbers either: nobody may read what was not written since the 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from headrace.model.batch import Span
 from headrace.model.constraint import Constraint
@@ -39,7 +40,9 @@ class DecodeRow:
     `tables` cover every visible position up to position + steps - 1. `prompt` and `output` are the sequence's
     own lists (the penalties count them); the engine appends each token to `output` before it asks for the
     next step. The row ends after `max_tokens` tokens, or after one of `stop_token_ids`, which it returns as
-    well. `seed` is the request's own or the one drawn for it. `slot` numbers the running sequences from 0: a
+    well. Several rows of one sequence stand at consecutive positions, in any order, and their call takes one
+    step; each sees the KV that those before it write.
+    `seed` is the request's own or the one drawn for it. `slot` numbers the running sequences from 0: a
     backend may keep state of a sequence under it. `constraint` is asked for its mask before each step; by
     then the engine has told it of the token before. A backend that cannot ask between two steps of a call
     ends the call after one.
@@ -67,10 +70,25 @@ def takes_constraints(backend: object) -> bool:
     return bool(getattr(backend, "takes_constraints", False))
 
 
+def takes_several_rows(backend: object) -> bool:
+    """Whether a backend takes several rows of one sequence; it says so by an attribute of this name."""
+    return bool(getattr(backend, "takes_several_rows", False))
+
+
 class Prefiller(Protocol):
     """Fills the KV of prompt chunks."""
 
     def prefill(self, chunks: Sequence[Span]) -> None: ...
+
+
+@runtime_checkable
+class LayeredPrefiller(Prefiller, Protocol):
+    """A prefiller that can stop between the `layers` of a pass, for decode steps of other sequences."""
+
+    layers: int
+
+    def begin(self, chunks: Sequence[Span]) -> Callable[[int], None]:
+        """A pass over chunks: the function runs the next so many of its layers. It may be left unfinished."""
 
 
 class DecodeBackend(Protocol):

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import torch
 
-from headrace.engine.backend import DecodeBackend, Prefiller
+from headrace.engine.backend import DecodeBackend, LayeredPrefiller, Prefiller, takes_several_rows
 from headrace.engine.blocks import BlockManager
 from headrace.engine.decode import choose_decode, kernel_obstacle, make_backend
 from headrace.engine.engine import Engine
@@ -126,9 +126,14 @@ def assemble_engine(
     """An engine from its parts."""
     scheduler = Scheduler(
         BlockManager(sizes, window=config.window, prefix_cache=options.prefix_cache),
-        pace=Pace(most=options.chunk, gap=options.max_decode_gap / 1000),
+        pace=Pace(
+            most=options.chunk,
+            gap=options.max_decode_gap / 1000,
+            layered=isinstance(prefiller, LayeredPrefiller),
+        ),
         max_sequences=options.max_sequences,
         max_steps=min(options.steps, backend.max_steps),
+        riding_rows=backend.max_rows if takes_several_rows(backend) else 0,
     )
     return Engine(
         backend=backend,

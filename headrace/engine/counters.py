@@ -12,7 +12,8 @@ class Counters:
     prompt_tokens     tokens in the prompts of requests that were admitted
     cached_tokens     of those, the ones whose KV was there already
     looked_up_tokens  of those, the ones that were looked up in the prefix cache
-    prefilled_tokens  tokens that went through the prefiller, those of preempted requests more than once
+    prefilled_tokens  tokens of prompts that were computed, those of preempted requests more than once
+    riding_tokens     of those, the ones that were fed in decode rows and not through the prefiller
     generated_tokens  tokens that requests were given
     prefill_seconds   time in the prefiller
     decode_seconds    time in the decode backend, and in what is done with its tokens between two steps
@@ -26,6 +27,7 @@ class Counters:
     cached_tokens: int = 0
     looked_up_tokens: int = 0
     prefilled_tokens: int = 0
+    riding_tokens: int = 0
     generated_tokens: int = 0
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0

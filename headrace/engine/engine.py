@@ -16,6 +16,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 from headrace.engine.backend import DecodeBackend, Prefiller, takes_constraints
+from headrace.engine.filling import Filling
 from headrace.engine.request import (
     ConstraintError,
     ContextLengthError,
@@ -32,6 +33,7 @@ from headrace.engine.scheduler import Plan, Scheduler
 from headrace.engine.scoring import Scorer, score_chunk
 from headrace.engine.sequence import NO_SLOT, Sequence
 from headrace.engine.text import TextAssembler
+from headrace.model.batch import Span
 from headrace.model.constraint import Constraint
 from headrace.model.kv import NO_BLOCK
 from headrace.model.sampler import NO_TOKEN, Sampled
@@ -202,45 +204,67 @@ class Engine:
         return plan
 
     def run(self, plan: Plan) -> Iterator[Seq[Sampled | None]]:
-        """The plan's chunks, then its rows; yields what the rows made, step by step."""
+        """The plan's chunks, then its rows; yields what the rows made, step by step, those that feed last."""
         start = time.perf_counter()
-        if plan.chunks:
-            self._fill(plan)
+        prompt_tokens, prefill = self._fill(plan)
         prefilled = time.perf_counter()
         steps = 0
-        if plan.rows:
-            for sampled in self._backend.run(plan.rows, plan.steps, self._interrupt):
+        if rows := plan.rows + plan.fed:
+            for sampled in self._backend.run(rows, plan.steps, self._interrupt):
                 steps += 1
                 yield sampled
         decode = time.perf_counter() - prefilled
-        prompt_tokens = sum(len(span.tokens) for span in plan.chunks)
         self._scheduler.pace.observe(
-            prompt_tokens=prompt_tokens, prefill=prefilled - start, decode=decode, steps=steps
+            prompt_tokens=prompt_tokens,
+            prefill=prefill,
+            decode=decode,
+            steps=steps,
+            rows=len(rows),
         )
-        self.counters.prefilled_tokens += prompt_tokens
+        self.counters.prefilled_tokens += prompt_tokens + len(plan.fed)
+        self.counters.riding_tokens += len(plan.fed)
         self.counters.prefill_seconds += prefilled - start
         self.counters.decode_seconds += decode
 
-    def _fill(self, plan: Plan) -> None:
-        """Feed the plan's chunks."""
+    def _fill(self, plan: Plan) -> tuple[int, float]:
+        """Feed the plan's chunks, or run layers of a pass over those of an earlier one. Gives how many tokens
+        are computed by that, and the seconds that these took in all."""
         pairs = list(zip(plan.chunks, plan.chunk_owners, strict=True))
-        if plain := [span for span, sequence in pairs if not sequence.request.wants_scores]:
-            self._prefiller.prefill(plain)
+        filling = plan.filling
+        if plain := [pair for pair in pairs if not pair[1].request.wants_scores]:
+            filling = Filling.of(self._prefiller, *zip(*plain, strict=True))
+        tokens, seconds = self._run_layers(filling, streams=len(plan.rows)) if filling else (0, 0.0)
         for span, sequence in pairs:
-            sequence.computed = span.end
             if sequence.request.wants_scores:
-                assert isinstance(self._prefiller, Scorer)
-                if not score_chunk(self._prefiller, span, sequence.request):
-                    self._give_up(sequence)
+                begun = time.perf_counter()
+                self._score(span, sequence)
+                tokens += len(span.tokens)
+                seconds += time.perf_counter() - begun
+        return tokens, seconds
+
+    def _run_layers(self, filling: Filling, *, streams: int) -> tuple[int, float]:
+        """As `_fill`, of one pass."""
+        pace = self._scheduler.pace
+        layers = pace.layers(filling.left, tokens=filling.tokens, layer=filling.layer, streams=streams)
+        complete = filling.run(layers)
+        self._scheduler.filling = None if complete else filling
+        return (filling.tokens, filling.seconds) if complete else (0, 0.0)
+
+    def _score(self, span: Span, sequence: Sequence) -> None:
+        """Feed a chunk whose tokens' log-probabilities are asked for."""
+        assert isinstance(self._prefiller, Scorer)
+        sequence.computed = span.end
+        if not score_chunk(self._prefiller, span, sequence.request):
+            self._give_up(sequence)
 
     def postprocess(self, plan: Plan, sampled: Seq[Sampled | None]) -> None:
         """Append each row's token, end those that are done, and tell whoever waits."""
-        rows = 0
-        for sequence, item in zip(plan.row_owners, sampled, strict=True):
-            if item is None:
-                continue
-            rows += 1
-            if not sequence.ended:
+        rows = sum(item is not None for item in sampled)
+        for sequence in plan.fed_owners:
+            sequence.computed += 1
+        answers = sampled[: len(plan.row_owners)]  # what follows a token that was fed is known
+        for sequence, item in zip(plan.row_owners, answers, strict=True):
+            if item is not None and not sequence.ended:
                 sequence.computed += 1
                 self._append(sequence, item)
         self.counters.count_step(rows)

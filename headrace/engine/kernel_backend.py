@@ -36,6 +36,7 @@ class KernelBackend:
 
     name = "kernel"
     takes_constraints = True
+    takes_several_rows = True
 
     def __init__(self, kernels: Kernels, *, max_rows: int, max_steps: int) -> None:
         self.max_rows = max_rows

@@ -16,6 +16,7 @@ class NullBackend:
     """Gives token `position % vocab_size` for the row whose new token stands at `position`."""
 
     name = "null"
+    takes_several_rows = True
 
     def __init__(self, *, vocab_size: int, max_rows: int, max_steps: int) -> None:
         self.max_rows = max_rows

@@ -30,7 +30,7 @@ class EngineOptions:
     max_context     tokens of prompt and answer together; None: what the model and the pool allow
     prefill_chunk   tokens of prompts that one step takes in at most; None: GPU_CHUNK on a GPU, else CPU_CHUNK
     max_decode_gap  milliseconds that a prompt may keep running answers waiting for their next token: chunks
-                    are made smaller to fit, as far as it helps (`engine.pace`)
+                    are made smaller to fit, and their layers run in several steps (`engine.pace`)
     prefix_cache    keep the KV of past requests for those that begin in the same way
     kv_memory       bytes of the KV pool; None: as much as is free, but not more than could be used
     queue           requests that may wait

@@ -6,7 +6,7 @@ model, which shares the KV pages.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from headrace.engine.backend import DecodeRow, Interrupt
 from headrace.engine.torch_backend import TorchBackend
@@ -37,6 +37,7 @@ class OracleBackend:
 
     name = "oracle"
     takes_constraints = True
+    takes_several_rows = True
 
     def __init__(
         self,
@@ -55,6 +56,7 @@ class OracleBackend:
         self._sms = sms
         self._order = order
         self._prefiller = TorchBackend(model, cache, max_rows=max_rows)
+        self.layers = self._prefiller.layers
         self._weights: WeightPages | None = None
         self._oracles: dict[int, Oracle] = {}
 
@@ -65,6 +67,9 @@ class OracleBackend:
 
     def prefill(self, chunks: Sequence[Span]) -> None:
         self._prefiller.prefill(chunks)
+
+    def begin(self, chunks: Sequence[Span]) -> Callable[[int], None]:
+        return self._prefiller.begin(chunks)
 
     def score(self, chunk: Span, following: Sequence[int], count: int) -> list[TokenLogprobs]:
         return self._prefiller.score(chunk, following, count)

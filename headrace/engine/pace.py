@@ -1,8 +1,9 @@
-"""How much prompt a step may take in while others wait for their next token.
+"""How much prompt a step may take in while others wait for their next token, and in what way.
 
 What a chunk of a prompt costs depends on the machine, the model and how far into its prompt a sequence is, so
 it is learnt from the steps as they run: so much for every token, and so much for the chunk itself, as all
-weights are read for it.
+weights are read for it. So is what a decode step costs by its rows: a short piece of prompt may be cheaper in
+the rows of a few steps than in a chunk.
 """
 
 from __future__ import annotations
@@ -12,20 +13,27 @@ _WEIGHT = 0.3  # of the newest measurement
 _GROWTH = 2  # at most so many times the largest chunk so far: a first guess must not be far off
 _SPREAD = 0.1  # sizes of chunks must differ so much, as a share of their mean, to tell the two costs apart
 _FLATTEST = 0.1  # a token costs this share of its part in a chunk at least, whatever noise says
+# How much of a chunk's cost may be its own, and not its tokens': else it is made larger than the bound says.
+_OWN = 0.5
+_OWN_LAYERED = 0.25  # where its layers are run in several steps, which keep to the bound
+_DOUBT = 0.02  # of what a step costs is forgotten whenever a piece does not ride because of it
 
 
 class Pace:
     """Sizes the prompt chunks of a step so that a stream waits about `gap` seconds between tokens at most.
 
-    It waits longer where a chunk alone costs so much that the bound would leave little time for tokens: these
-    then get as much as the chunk itself. `most` bounds a chunk in any case. Times are those of whole steps: a
-    step of decoding alone, and what a chunk adds to it.
+    A chunk is as large as the bound allows a step, and larger where it alone costs so much that this would
+    leave little time for its tokens. Where chunks are `layered`, a step runs as many of a chunk's layers as
+    the bound allows, and a large chunk only keeps other prompts waiting; else the streams wait longer as
+    well. In any case a step has as much time for prompts as for decoding, and `most` bounds a chunk. Times
+    are those of whole steps: a step of decoding alone, and what a chunk adds to it.
     """
 
-    def __init__(self, *, most: int, gap: float) -> None:
+    def __init__(self, *, most: int, gap: float, layered: bool = False) -> None:
         self.most = most
         self.gap = gap
-        self._decode = 0.0  # seconds of a decode step
+        self.layered = layered
+        self._steps = StepCosts()
         self._cost = Line()
         self._largest = FEWEST
 
@@ -35,24 +43,92 @@ class Pace:
             return self.most
         if not self._cost.known:
             return min(FEWEST, self.most)
-        return max(1, min(self.most, max(FEWEST, min(self._wanted(), _GROWTH * self._largest))))
+        wanted = min(self._wanted(streams), _GROWTH * self._largest)
+        return max(1, min(self.most, max(FEWEST, wanted)))
 
-    def observe(self, *, prompt_tokens: int, prefill: float, decode: float, steps: int) -> None:
-        """Learn from a call: `prefill` seconds for its chunks, `decode` seconds for `steps` decode steps."""
+    def layers(self, left: int, *, tokens: int, layer: float | None, streams: int) -> int:
+        """How many of the `left` layers of a chunk of `tokens` the next step may run beside `streams`
+        decoding sequences. `layer` is what one has taken in seconds, None for a chunk that begins."""
+        if layer is None:
+            layer = self._cost.of(tokens) / left
+        if not streams or not layer:
+            return left
+        return max(1, min(left, int(self._room(streams) / layer)))
+
+    def rides(self, tokens: int, *, streams: int, free: int) -> bool:
+        """Whether `tokens` of prompts had better be fed in decode rows than in a chunk: up to `free` rows a
+        step, beside those of `streams` decoding sequences.
+
+        They had where they are there no later than by a chunk and the step that runs after it. Then the
+        streams gain as well: each of these steps brings them a token, and a chunk none. As long as one of the
+        costs is not known, they ride if one step takes them all.
+        """
+        if free < 1:
+            return False
+        steps = -(-tokens // free)
+        rows = streams + min(tokens, free)
+        full, bare = self._steps.of(rows), self._steps.of(streams) if streams else 0.0
+        if full is None or bare is None or not self._cost.parted:
+            return steps == 1
+        if steps * full <= self._cost.of(tokens) + bare:
+            return True
+        if steps == 1:
+            self._steps.doubt(rows)
+        return False
+
+    def observe(self, *, prompt_tokens: int, prefill: float, decode: float, steps: int, rows: int) -> None:
+        """Learn from a call: `prefill` seconds for its chunks, `decode` seconds for `steps` decode steps of
+        `rows` rows."""
         if steps:
-            self._decode += _WEIGHT * (decode / steps - self._decode)
+            self._steps.observe(rows, decode / steps)
         if prompt_tokens:
             self._cost.observe(prompt_tokens, prefill)
             self._largest = max(self._largest, prompt_tokens)
 
-    def _wanted(self) -> int:
+    def _wanted(self, streams: int) -> int:
         fixed, slope = self._cost.fixed, self._cost.slope
         if not slope:
             return self.most
-        fitting = int((self.gap - self._decode - fixed) / slope)
+        fitting = int((self._room(streams) - fixed) / slope)
         if fitting < FEWEST and not self._cost.parted:
             return _GROWTH * self._largest  # once, to see what of the cost is the chunk's own
-        return max(fitting, int(fixed / slope))
+        own = _OWN_LAYERED if self.layered else _OWN
+        return max(fitting, int(fixed * (1 - own) / own / slope))
+
+    def _room(self, streams: int) -> float:
+        """Seconds that a step has for prompts."""
+        step = self._steps.near(streams)
+        return max(self.gap - step, step)
+
+
+class StepCosts:
+    """Seconds of a decode step by its rows. These count up to the next power of two, as kernels are made."""
+
+    def __init__(self) -> None:
+        self._seconds: dict[int, float] = {}  # by the exponent
+
+    def of(self, rows: int) -> float | None:
+        """What a step of so many rows costs, if there has been one."""
+        return self._seconds.get(_exponent(rows))
+
+    def near(self, rows: int) -> float:
+        """What the steps cost that have most nearly so many rows; 0 before the first."""
+        wanted = _exponent(rows)
+        known = min(self._seconds, key=lambda exponent: abs(exponent - wanted), default=wanted)
+        return self._seconds.get(known, 0.0)
+
+    def observe(self, rows: int, seconds: float) -> None:
+        exponent = _exponent(rows)
+        known = self._seconds.get(exponent, seconds)
+        self._seconds[exponent] = known + _WEIGHT * (seconds - known)
+
+    def doubt(self, rows: int) -> None:
+        """Trust a cost a little less: it keeps such steps from being run, and may have been an accident."""
+        self._seconds[_exponent(rows)] *= 1 - _DOUBT
+
+
+def _exponent(rows: int) -> int:
+    return (rows - 1).bit_length()
 
 
 class Line:
@@ -63,6 +139,10 @@ class Line:
         self.known = False  # whether a chunk has been seen
         self.parted = False  # whether chunks of different sizes have been
         self._mean_tokens = self._mean_seconds = self._variance = self._covariance = 0.0
+
+    def of(self, tokens: int) -> float:
+        """What a chunk of so many tokens costs."""
+        return self.fixed + self.slope * tokens
 
     def observe(self, tokens: int, seconds: float) -> None:
         if not self.known:
@@ -79,7 +159,7 @@ class Line:
             whole = self._mean_seconds / self._mean_tokens
             self.slope = min(max(self._covariance / self._variance, _FLATTEST * whole), whole)
             self.fixed = self._mean_seconds - self.slope * self._mean_tokens
-        elif guess := self.fixed + self.slope * tokens:
+        elif guess := self.of(tokens):
             # Alike as they are, chunks only tell that both costs have changed.
             factor = 1 + _WEIGHT * (seconds / guess - 1)
             self.fixed, self.slope = self.fixed * factor, self.slope * factor

@@ -1,8 +1,11 @@
 """What the next step runs: decode rows of the sequences that have their KV, chunks of prompts for the rest.
 
-All running sequences decode in every step, and some tokens of prompts ride along, as many as `Pace` finds
-short enough, so that no prompt stops the others for long. While a prompt is being filled, or somebody waits,
-a call of the backend takes one step, otherwise as many as it can.
+All running sequences decode in every step. Prompts are filled by chunks before it, as large as `Pace` finds
+short enough, so that no prompt stops the others for long. What is left of prompts may be so little that the
+rows which a step has beside those of decoding sequences take it sooner: then it rides in these, and the last
+token of a prompt with it, whose row gives the first token of the answer. A piece that has begun to ride goes
+on so. While a prompt is being filled, or somebody waits, a call of the backend takes one step, otherwise as
+many as it can.
 
 When the KV pool is full the sequence admitted last gives up its blocks and goes back to the head of the
 queue; its tokens are kept and its KV is computed again later. Whoever was admitted first is therefore never
@@ -22,6 +25,7 @@ from dataclasses import dataclass, field
 from headrace.engine.backend import DecodeRow
 from headrace.engine.blocks import BlockManager
 from headrace.engine.counters import Counters
+from headrace.engine.filling import Filling
 from headrace.engine.pace import Pace
 from headrace.engine.prefix import TAIL_TOKENS
 from headrace.engine.sequence import NO_SLOT, Sequence
@@ -37,18 +41,23 @@ logger = logging.getLogger(__name__)
 class Plan:
     """One step: `chunks` to prefill and `rows` to decode for up to `steps` steps, with whose they are.
 
-    `filled` are those that wanted their prompt to be fed and nothing else, which has been done.
+    `filling` is a pass over chunks of an earlier step that has layers left; then no chunks begin.
+    Beside `rows`, `fed` are rows that feed prompts, in one step; what follows their tokens is known. `filled`
+    are those that wanted their prompt to be fed and nothing else, which has been done.
     """
 
     chunks: list[Span] = field(default_factory=list)
     chunk_owners: list[Sequence] = field(default_factory=list)
     rows: list[DecodeRow] = field(default_factory=list)
     row_owners: list[Sequence] = field(default_factory=list)
+    fed: list[DecodeRow] = field(default_factory=list)
+    fed_owners: list[Sequence] = field(default_factory=list)
     filled: list[Sequence] = field(default_factory=list)
+    filling: Filling | None = None
     steps: int = 1
 
     def __bool__(self) -> bool:
-        return bool(self.rows or self.chunks or self.filled)
+        return bool(self.rows or self.chunks or self.fed or self.filled or self.filling)
 
 
 def shares(prefilling: list[Sequence], budget: int) -> list[tuple[Sequence, int]]:
@@ -59,7 +68,7 @@ def shares(prefilling: list[Sequence], budget: int) -> list[tuple[Sequence, int]
     """
     if not prefilling:
         return []
-    left = {sequence: sequence.length - 1 - sequence.computed for sequence in prefilling}
+    left = {sequence: sequence.to_feed for sequence in prefilling}
     oldest = prefilling[0]
     given = {oldest: min(left[oldest], budget // 2)}
     budget -= given[oldest]
@@ -71,9 +80,14 @@ def shares(prefilling: list[Sequence], budget: int) -> list[tuple[Sequence, int]
 
 
 class Scheduler:
-    """Waiting and running sequences. Only the engine's thread calls it."""
+    """Waiting and running sequences. Only the engine's thread calls it.
 
-    def __init__(self, blocks: BlockManager, *, pace: Pace, max_sequences: int, max_steps: int) -> None:
+    Prompts may ride in steps of up to `riding_rows` rows; 0: they do not ride.
+    """
+
+    def __init__(
+        self, blocks: BlockManager, *, pace: Pace, max_sequences: int, max_steps: int, riding_rows: int = 0
+    ) -> None:
         self.blocks = blocks
         self.pace = pace
         self.waiting: deque[Sequence] = deque()
@@ -81,8 +95,10 @@ class Scheduler:
         self.preemptions = 0
         self.counters = Counters()
         self._max_steps = max_steps
+        self._riding_rows = riding_rows
         # The head of the queue for which there was no room, and how many blocks had been released by then.
         self._refused: tuple[Sequence, int] | None = None
+        self.filling: Filling | None = None
         self.slots = max_sequences
         self._free_slots = list(range(max_sequences))
 
@@ -102,8 +118,9 @@ class Scheduler:
         if self.preemptions == preemptions:  # what was just preempted must not come back in the same step
             self._admit()
         if len(self.running) > len(decoding):
-            self._plan_chunks(plan, self.pace.tokens(streams=len(decoding)))
+            decoding += self._plan_prompts(plan, len(decoding))
         self._plan_rows(plan, decoding)
+        plan.filling = self.filling
         return plan
 
     def _steps(self, decoding: list[Sequence]) -> int:
@@ -128,12 +145,54 @@ class Scheduler:
                 plan.row_owners.append(sequence)
                 plan.rows.append(sequence.row())
 
-    def _plan_chunks(self, plan: Plan, budget: int) -> None:
-        """Spend the step's budget of prompt tokens."""
-        prefilling = [sequence for sequence in self.running if not sequence.decodes]
-        for sequence, tokens in shares(prefilling, budget):
-            if sequence.slot != NO_SLOT:  # else preempted for one before it
-                self._plan_chunk(plan, sequence, sequence.computed + tokens)
+    def _plan_prompts(self, plan: Plan, streams: int) -> list[Sequence]:
+        """Have what is left of prompts ride beside `streams` decoding sequences, or spend the step's budget
+        on chunks of them. Gives the sequences whose prompt is complete by that: these decode as well."""
+        under_way = self.filling.owners if self.filling is not None else ()
+        prefilling = [
+            sequence for sequence in self.running if not sequence.decodes and sequence not in under_way
+        ]
+        budget = 0 if under_way else self.pace.tokens(streams=streams)
+        # No more than a block, so that nobody's prompt leaps over the end of one, where tails are kept.
+        free = min(max(self._riding_rows - streams, 0), BLOCK_TOKENS)
+        riders = self._riders(prefilling, streams, free)
+        rides = dict(shares(riders, free))
+        others = [sequence for sequence in prefilling if sequence not in rides]
+        chunks = dict(shares(others, budget))
+        free -= sum(rides.values())
+        complete: list[Sequence] = []
+        for sequence in prefilling:  # in order of admission: one may only be preempted for those before it
+            if sequence.slot == NO_SLOT:
+                continue
+            if sequence in chunks:
+                self._plan_chunk(plan, sequence, sequence.computed + chunks[sequence])
+            elif self._plan_ride(plan, sequence, rides[sequence], decode=len(complete) < free):
+                complete.append(sequence)
+        return complete
+
+    def _riders(self, prefilling: list[Sequence], streams: int, free: int) -> list[Sequence]:
+        """Those that are fed in `free` decode rows: all, or those that have begun so, or none.
+
+        One that has begun goes on: the kernel does not clear a block when it writes the first token of it,
+        and a chunk that went on inside could read what a request that failed has left there. Prompts to be
+        scored need chunks.
+        """
+        plain = [sequence for sequence in prefilling if not sequence.request.wants_scores]
+        left = sum(sequence.to_feed for sequence in plain)
+        if plain and self.pace.rides(left, streams=streams, free=free):
+            for sequence in plain:
+                sequence.rides = True
+        return [sequence for sequence in plain if sequence.rides]
+
+    def _plan_ride(self, plan: Plan, sequence: Sequence, tokens: int, *, decode: bool) -> bool:
+        """Add rows for the next `tokens` of a prompt, if there are blocks for them. With `decode` the row
+        after them may be one that decodes; whether it is."""
+        decode = decode and tokens == sequence.to_feed and sequence.tokens_left > 0
+        if not tokens or not self._reserve_chunk(sequence, sequence.computed + tokens + decode):
+            return False
+        plan.fed += sequence.fed_rows(tokens)
+        plan.fed_owners += [sequence] * tokens
+        return decode
 
     def _plan_chunk(self, plan: Plan, sequence: Sequence, end: int) -> None:
         """Add the chunk of a sequence that ends before position `end`, if there are blocks for it."""
@@ -143,7 +202,7 @@ class Scheduler:
             plan.chunk_owners.append(sequence)
 
     def _reserve_chunk(self, sequence: Sequence, end: int) -> bool:
-        """Blocks for a chunk. Only sequences admitted later may be preempted for it."""
+        """Blocks for a chunk, or for rows. Only sequences admitted later may be preempted for it."""
         while not self.blocks.grow(sequence.blocks, end):
             if self.running[-1] is sequence:
                 return False
@@ -193,10 +252,13 @@ class Scheduler:
         self.preemptions += 1
         self._leave(sequence)
         sequence.computed = 0
+        sequence.rides = False
         self.waiting.appendleft(sequence)
 
     def _leave(self, sequence: Sequence) -> None:
         """Take a sequence off the running list; its slot and blocks are free from here on, or cached."""
+        if self.filling is not None and sequence in self.filling.owners:
+            self.filling = None  # it would go on to write into blocks that are another's by then
         self.running.remove(sequence)
         heapq.heappush(self._free_slots, sequence.slot)
         sequence.slot = NO_SLOT

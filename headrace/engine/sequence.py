@@ -8,8 +8,10 @@ from headrace.engine.backend import DecodeRow
 from headrace.engine.blocks import SequenceBlocks
 from headrace.engine.request import Request
 from headrace.engine.text import TextAssembler
+from headrace.model.sampling import SamplingParams
 
 NO_SLOT = -1
+FED = SamplingParams(temperature=0)  # of rows whose samples nobody looks at: the least work
 
 
 @dataclass(eq=False, slots=True)
@@ -19,6 +21,7 @@ class Sequence:
     `computed` counts the leading tokens whose KV is in the cache. A sequence decodes when that is all but the
     last one; before, it is being prefilled. `slot` numbers it among the running ones. `tail_at` is the
     position of the last tail that it left to the prefix cache. The KV of an `unusable` one may be no numbers.
+    One that `rides` is fed the rest of its prompt in decode rows.
     """
 
     request: Request
@@ -29,14 +32,15 @@ class Sequence:
     slot: int = NO_SLOT
     ended: bool = False
     unusable: bool = False
+    rides: bool = False
 
     def row(self) -> DecodeRow:
-        """The decode row that continues this sequence: its last token, at the first position without KV."""
+        """The decode row that continues this sequence: its last token, once all before it have their KV."""
         request = self.request
         return DecodeRow(
             slot=self.slot,
             token=request.output[-1] if request.output else request.prompt[-1],
-            position=self.computed,
+            position=self.length - 1,
             tables=self.blocks.tables,
             prompt=request.prompt,
             output=request.output,
@@ -47,6 +51,25 @@ class Sequence:
             constraint=request.constraint,
         )
 
+    def fed_rows(self, count: int) -> list[DecodeRow]:
+        """Rows that feed the next `count` tokens; what follows these is known, so they sample nothing."""
+        start = self.computed
+        return [
+            DecodeRow(
+                slot=self.slot,
+                token=token,
+                position=position,
+                tables=self.blocks.tables,
+                prompt=(),
+                output=(),
+                params=FED,
+                seed=0,
+                max_tokens=1,
+                stop_token_ids=frozenset(),
+            )
+            for position, token in enumerate(self.tokens(start, start + count), start)
+        ]
+
     @property
     def length(self) -> int:
         return len(self.request.prompt) + len(self.request.output)
@@ -54,6 +77,11 @@ class Sequence:
     @property
     def decodes(self) -> bool:
         return self.computed == self.length - 1
+
+    @property
+    def to_feed(self) -> int:
+        """How many tokens are to be fed before it decodes."""
+        return self.length - 1 - self.computed
 
     @property
     def tokens_left(self) -> int:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import islice
 
 import torch
 
@@ -22,6 +23,7 @@ class TorchBackend:
 
     name = "torch"
     takes_constraints = True
+    takes_several_rows = True
 
     def __init__(
         self, model: Model, cache: KVCache, *, max_rows: int, max_steps: int = 16, ahead: bool = True
@@ -29,6 +31,7 @@ class TorchBackend:
         """`ahead`: on a GPU, prompts go before what else it does, such as unpacking the next weights."""
         self.max_rows = max_rows
         self.max_steps = max_steps
+        self.layers = model.config.num_layers
         self._model = model
         self._cache = cache
         self._stream: torch.cuda.Stream | None = None
@@ -39,10 +42,19 @@ class TorchBackend:
         """Nothing to compile: PyTorch builds its kernels when first used."""
 
     def prefill(self, chunks: Sequence[Span]) -> None:
-        with torch.inference_mode(), self._ahead():
-            self._model(chunks, self._cache)
-        if self._model.device.type == "cuda":  # the scheduler times this call
-            torch.cuda.synchronize(self._model.device)
+        self.begin(chunks)(self.layers)
+
+    def begin(self, chunks: Sequence[Span]) -> Callable[[int], None]:
+        filled = self._model.fill(chunks, self._cache)
+
+        def advance(layers: int) -> None:
+            with torch.inference_mode(), self._ahead():
+                for _ in islice(filled, layers):
+                    pass
+            if self._model.device.type == "cuda":  # this call is timed
+                torch.cuda.synchronize(self._model.device)
+
+        return advance
 
     def score(self, chunk: Span, following: Sequence[int], count: int) -> list[TokenLogprobs]:
         """As `headrace.engine.scoring.Scorer` says; logits are made of a few tokens at a time."""

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from headrace.kernel.build import build
-from headrace.kernel.device import Module
+from headrace.kernel.device import DecodeKernel
 from headrace.kernel.inputs import RowInputs
 from headrace.kernel.mirror import Mirror, pinned_bytes
 from headrace.kernel.records import ABSENT, HOST_LINK, LOGPROB_RECORD, PARAMS
@@ -61,7 +61,7 @@ class Launcher:
     ) -> None:
         self.plan = plan
         self.binary = build(variant_of(plan, strict=strict, trace=trace), progress=progress)
-        self._module = Module(self.binary.cubin)
+        self._kernel = DecodeKernel(self.binary.cubin)
         self._weights, self._cache = weights, cache
         self._timeout = timeout
         self._table_blocks = table_blocks
@@ -182,7 +182,7 @@ class Launcher:
                 self._trace.zero_()
             self._inputs.send()
             self._tables.send()
-            self._module.launch(self.plan.sizes.sms, self._params(steps), self.stream)
+            self._kernel.launch(self.plan.sizes.sms, self._params(steps), self.stream)
 
     def _fill_tables(self, index: int, row: LaunchRow) -> None:
         for group, table in enumerate(self._tables.host[index]):

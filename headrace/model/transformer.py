@@ -6,7 +6,7 @@ A family adds its blocks: `cohere2_moe.Cohere2Moe` and `llama.Llama`. `build.bui
 from __future__ import annotations
 
 import abc
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -75,11 +75,18 @@ class Model(nn.Module):
 
         Raises ValueError if a span's tables miss a block that it needs.
         """
-        positions = [position for span in spans for position in range(span.start, span.end)]
-        ids = [token for span in spans for token in span.tokens]
-        tokens = torch.tensor([ids, positions], device=self.device)
-        paged = PagedSpans(self.config, spans, cache, self._rotation(tokens[1]))
-        return self._run(self.embed(tokens[0]), paged)
+        return self._run(*self._enter(spans, cache))
+
+    @torch.no_grad()
+    def fill(self, spans: Sequence[Span], cache: KVCache) -> Iterator[None]:
+        """`forward` for the sake of what it writes into the cache, a layer for each item.
+
+        Other passes may run in between, over other sequences.
+        """
+        x, paged = self._enter(spans, cache)
+        for block in self.blocks:
+            x = block(x, paged)
+            yield
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Scores of every token of the vocabulary, float32 [..., vocab], for hidden states [..., hidden].
@@ -106,6 +113,13 @@ class Model(nn.Module):
         turned = self._rotation(torch.arange(tokens.shape[1], device=self.device))
         whole = WholeSequences(self.config, tokens.shape[1], turned)
         return self.logits(self._run(self.embed(tokens), whole))
+
+    def _enter(self, spans: Sequence[Span], cache: KVCache) -> tuple[Tensor, PagedSpans]:
+        positions = [position for span in spans for position in range(span.start, span.end)]
+        ids = [token for span in spans for token in span.tokens]
+        tokens = torch.tensor([ids, positions], device=self.device)
+        paged = PagedSpans(self.config, spans, cache, self._rotation(tokens[1]))
+        return self.embed(tokens[0]), paged
 
     def _run(self, x: Tensor, tokens: AttentionPass) -> Tensor:
         for block in self.blocks:

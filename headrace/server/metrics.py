@@ -210,6 +210,7 @@ class EngineCollector(Collector):
             ("prefix_cache_queries", "Tokens looked up in the prefix cache", counters.looked_up_tokens),
             ("prefix_cache_hits", "Tokens found in the prefix cache", counters.cached_tokens),
             ("prefill_tokens", "Tokens of prompts that were computed", counters.prefilled_tokens),
+            ("prefill_tokens_riding", "Of those, the ones fed in decode rows", counters.riding_tokens),
             ("generation_tokens", "Tokens of answers", counters.generated_tokens),
             ("prefill_seconds", "Time in which prompts were computed", counters.prefill_seconds),
             ("decode_seconds", "Time in which answers were computed", counters.decode_seconds),
@@ -222,7 +223,7 @@ class EngineCollector(Collector):
     def _steps(self) -> Metric:
         by_rows = {float(rows): count for rows, count in self._engine.counters.steps_by_rows.copy().items()}
         total = sum(rows * count for rows, count in by_rows.items())
-        explained = "Sequences in a decode step"
+        explained = "Rows of a decode step"
         return _histogram("decode_rows_per_step", explained, self._label, by_rows, _ROWS, total)
 
     def _gauge(self, name: str, explained: str, value: float) -> Metric:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -140,16 +141,22 @@ def pack_synthetic(
 
 @torch.no_grad()
 def pack_checkpoint(
-    path: Path, *, device: torch.device | str, dtype: torch.dtype, progress: Progress | None = None
+    path: Path,
+    *,
+    device: torch.device | str,
+    dtype: torch.dtype,
+    layers: int | None = None,
+    progress: Progress | None = None,
 ) -> PackedWeights:
-    """The pages of a checkpoint, a Hugging Face folder or a .gguf file.
+    """The pages of a checkpoint, a Hugging Face folder or a .gguf file; `layers`: of its first layers only.
 
     Tensors stream into place one by one; besides the array no more than one file is mapped at a time.
     Raises CheckpointError, and PlanError for a model that has no plan.
     """
     config, wanted, source = open_checkpoint(path)
-    packed = PackedWeights(config, device=device, dtype=dtype)
-    stream(packed, wanted, source, progress)
+    packed = PackedWeights(replace(config, layers=config.layers[:layers]), device=device, dtype=dtype)
+    own = set(packed.parameters)
+    stream(packed, [tensor for tensor in wanted if tensor.parameter in own], source, progress)
     return packed
 
 

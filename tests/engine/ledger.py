@@ -7,7 +7,7 @@ did before.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import cast
 
 from headrace.engine.backend import DecodeRow, Interrupt
@@ -40,9 +40,11 @@ class LedgerBackend:
         self.most_rows = 0
         self.calls: list[tuple[int, int]] = []  # (rows, chunk tokens or steps) for tests of the schedule
         self.fed = 0  # tokens of chunks, to tell what the prefix cache spared
+        self.rode = 0  # tokens of prompts in rows whose answer nobody looks at
         self.engine: Engine | None = None
         self._window = window
         self._cells: dict[tuple[KVGroup, int, int], int] = {}
+        self._uncleared: set[tuple[KVGroup, int]] = set()  # blocks that rows began, as the kernel does
 
     def prepare(self) -> None:
         """Nothing to get ready."""
@@ -52,6 +54,7 @@ class LedgerBackend:
         self.calls.append((0, tokens))
         self.fed += tokens
         for span in chunks:
+            self._check_begin(span)
             self._feed(span)
 
     def run(
@@ -59,31 +62,56 @@ class LedgerBackend:
     ) -> Iterator[Sequence[Sampled | None]]:
         self.most_rows = max(self.most_rows, len(rows))
         self.calls.append((len(rows), steps))
-        if len({row.slot for row in rows}) != len(rows):
-            raise LedgerError("two rows share a slot")
+        self._check_slots(rows, steps)
+        self.rode += sum(not row.prompt for row in rows)
         tokens: list[int | None] = [row.token for row in rows]
         for step in range(steps):
+            for row, token in zip(rows, tokens, strict=True):
+                if token is not None:  # all are written before any is read
+                    self._write(row.tables, row.position + step, token, uncleared=True)
             made: list[Sampled | None] = []
             for index, row in enumerate(rows):
                 token = tokens[index]
                 if token is None:
                     made.append(None)
                     continue
-                self._feed(Span([token], row.position + step, row.tables))
+                self._check(Span([token], row.position + step, row.tables))
                 made.append(Sampled(token + 1, None))
                 tokens[index] = None if row.ends(token + 1, step + 1) else token + 1
             yield made
             if all(token is None for token in tokens) or interrupt.is_set():
                 return
 
+    def _check_slots(self, rows: Sequence[DecodeRow], steps: int) -> None:
+        """The rows of a slot are one sequence's, at consecutive positions, and then there is one step."""
+        if not 1 <= len(rows) <= self.max_rows:
+            raise LedgerError(f"{len(rows)} rows, and there is room for {self.max_rows}")
+        for slot in {row.slot for row in rows}:
+            own = [row for row in rows if row.slot == slot]
+            positions = sorted(row.position for row in own)
+            if positions != list(range(positions[0], positions[0] + len(own))):
+                raise LedgerError(f"two sequences share slot {slot}, or it has rows at {positions}")
+            if (len(own) > 1 and steps > 1) or any(row.tables is not own[0].tables for row in own):
+                raise LedgerError(f"slot {slot} has {len(own)} rows, for {steps} steps")
+
     def _feed(self, span: Span) -> None:
+        for position, token in enumerate(span.tokens, span.start):
+            self._write(span.tables, position, token)
+        self._check(span)
+
+    def _check(self, span: Span) -> None:
+        """A span's tokens are the sequence's, and it sees what it should."""
         tokens = self._tokens_of(span.tables)
         if list(span.tokens) != tokens[span.start : span.end]:
             raise LedgerError(f"the tokens at {span.start} are not the sequence's: {span.tokens}")
         for position in range(span.start, span.end):
-            self._write(span.tables, position, tokens[position])
-        for position in range(span.start, span.end):
             self._read(span.tables, position, tokens)
+
+    def _check_begin(self, span: Span) -> None:
+        """A chunk does not go on inside a block that a row began, which nobody has cleared."""
+        for group, table in span.tables.items():
+            if span.start % BLOCK_TOKENS and (group, table[span.start // BLOCK_TOKENS]) in self._uncleared:
+                raise LedgerError(f"a chunk goes on at {span.start} where rows were before it")
 
     def _tokens_of(self, tables: BlockTables) -> list[int]:
         """The tokens of the running sequence whose tables these are."""
@@ -95,11 +123,13 @@ class LedgerBackend:
         ]
         return request.prompt + request.output
 
-    def _write(self, tables: BlockTables, position: int, token: int) -> None:
+    def _write(self, tables: BlockTables, position: int, token: int, *, uncleared: bool = False) -> None:
         for group, table in tables.items():
             block = table[position // BLOCK_TOKENS]
             if block == NO_BLOCK:
                 raise LedgerError(f"position {position} is written into a block that was given back")
+            if position % BLOCK_TOKENS == 0:
+                (self._uncleared.add if uncleared else self._uncleared.discard)((group, block))
             self._cells[group, block, position % BLOCK_TOKENS] = token
 
     def _read(self, tables: BlockTables, position: int, tokens: Sequence[int]) -> None:
@@ -113,6 +143,31 @@ class LedgerBackend:
                     raise LedgerError(
                         f"a query at {position} reads {cell} at {seen} of {group}, not {tokens[seen]}"
                     )
+
+
+class LayeredLedger(LedgerBackend):
+    """One whose chunks take five layers, each of which writes their cells, and reads what they see."""
+
+    layers = 5
+
+    def begin(self, chunks: Sequence[Span]) -> Callable[[int], None]:
+        for span in chunks:
+            self._check_begin(span)
+        done = 0
+
+        def advance(layers: int) -> None:
+            nonlocal done
+            done += layers
+            if not 0 < layers <= done <= self.layers:
+                raise LedgerError(f"{layers} layers, {done} of {self.layers} in all")
+            tokens = sum(len(span.tokens) for span in chunks)
+            self.calls.append((0, tokens))
+            if done == self.layers:
+                self.fed += tokens
+            for span in chunks:
+                self._feed(span)
+
+        return advance
 
 
 class SilentStream:
@@ -164,16 +219,21 @@ def ledger_engine(
     queue: int = 64,
     prefix_cache: bool = False,
     blocks: type[BlockManager] = BlockManager,
+    riding_rows: int = 0,
+    pace: Pace | None = None,
+    ledger: type[LedgerBackend] = LedgerBackend,
 ) -> tuple[Engine, LedgerBackend]:
-    backend = LedgerBackend(window=window, max_rows=max_sequences, max_steps=max_steps)
+    rows = max(max_sequences, riding_rows)
+    backend = ledger(window=window, max_rows=rows, max_steps=max_steps)
     engine = Engine(
         backend=backend,
         prefiller=backend,
         scheduler=Scheduler(
             blocks(sizes, window=window, prefix_cache=prefix_cache),
-            pace=Pace(most=chunk_tokens, gap=1e9),
+            pace=pace or Pace(most=chunk_tokens, gap=1e9),
             max_sequences=max_sequences,
             max_steps=max_steps,
+            riding_rows=riding_rows,
         ),
         tokenizer=cast(Tokenizer, SilentTokenizer()),
         vocab_size=1000 * STRIDE,

@@ -107,9 +107,7 @@ class Deaf(CancelsDuringTheCall):
 
 
 def cancelled_during_a_call(backend: CancelsDuringTheCall) -> Counters:
-    engine = text_engine(max_steps=backend.max_steps)
-    engine._backend = engine._prefiller = backend
-    backend.engine = engine
+    engine = backend.engine = text_engine(backend=backend)
     outputs: list[Output] = []
     engine.submit([1], SamplingParams(max_tokens=20, ignore_eos=True), outputs.append)
     run(engine)

@@ -41,10 +41,10 @@ def run(engine: Engine) -> None:
         pass
 
 
-def text_engine(vocab_size: int = 512, *, max_steps: int = 4) -> Engine:
+def text_engine(vocab_size: int = 512, *, backend: NullBackend | None = None) -> Engine:
     """An engine over real text: the null backend says token `position`, the tokenizer " t<position>"."""
     tokenizer = Tokenizer.synthetic(vocab_size)
-    backend = NullBackend(vocab_size=vocab_size, max_rows=4, max_steps=max_steps)
+    backend = backend or NullBackend(vocab_size=vocab_size, max_rows=4, max_steps=4)
     return Engine(
         backend=backend,
         prefiller=backend,
@@ -52,7 +52,7 @@ def text_engine(vocab_size: int = 512, *, max_steps: int = 4) -> Engine:
             BlockManager({FULL: 32}, window=None),
             pace=Pace(most=64, gap=1e9),
             max_sequences=4,
-            max_steps=max_steps,
+            max_steps=backend.max_steps,
         ),
         tokenizer=tokenizer,
         vocab_size=vocab_size,
@@ -160,21 +160,7 @@ class CancelsDuringTheCall(NullBackend):
 
 def test_a_cancellation_interrupts_the_call_under_way() -> None:
     backend = CancelsDuringTheCall(vocab_size=512, max_rows=4, max_steps=16)
-    engine = Engine(
-        backend=backend,
-        prefiller=backend,
-        scheduler=Scheduler(
-            BlockManager({FULL: 32}, window=None),
-            pace=Pace(most=64, gap=1e9),
-            max_sequences=4,
-            max_steps=16,
-        ),
-        tokenizer=Tokenizer.synthetic(512),
-        vocab_size=512,
-        max_context=512,
-        queue=4,
-    )
-    backend.engine = engine
+    engine = backend.engine = text_engine(backend=backend)
     outputs: list[Output] = []
     engine.submit([1], SamplingParams(max_tokens=100), outputs.append)
     run(engine)

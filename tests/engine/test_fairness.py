@@ -16,25 +16,14 @@ from headrace.engine.request import FinishReason, Request
 from headrace.engine.sequence import Sequence
 from headrace.model.config import KVGroup
 from headrace.model.sampling import SamplingParams
-from headrace.model.synthetic import synthetic_model
 from headrace.model.tokenizer import Tokenizer
 from headrace.model.transformer import Model
 from tests.engine.ledger import STRIDE, Client, LedgerBackend, ledger_engine, prompt_of
-from tests.engine.test_torch_backend import VOCABULARY, generate, north
+from tests.engine.north import VOCABULARY, generate
 
 FULL, SLIDING = KVGroup.FULL, KVGroup.SLIDING
 BLOCKS = 4
 CONTEXT = BLOCKS * 64  # the pool holds exactly one of this length
-
-
-@pytest.fixture(scope="module")
-def model() -> Model:
-    return synthetic_model(north(), seed=3)
-
-
-@pytest.fixture(scope="module")
-def tokenizer() -> Tokenizer:
-    return Tokenizer.synthetic(VOCABULARY)
 
 
 def tight_engine(

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
+from typing import cast
 
 import numpy as np
+import torch
 
 from headrace.engine.backend import DecodeRow
-from headrace.engine.kernel_backend import KernelBackend
+from headrace.engine.blocks import SequenceBlocks
+from headrace.engine.kernel_backend import KernelBackend, launch_row
+from headrace.engine.request import Request
+from headrace.engine.sequence import Sequence
+from headrace.engine.text import TextAssembler
+from headrace.kernel.inputs import RowInputs
+from headrace.kernel.records import ROW_INPUT, RowFlag
 from headrace.model.config import KVGroup
 from headrace.model.constraint import Constraint, Mask, mask_of
 from headrace.model.sampler import Sampled
@@ -65,7 +74,7 @@ class Kernels:
         return self
 
     def run(
-        self, rows: Sequence[LaunchRow | None], steps: int, stop: Callable[[], bool]
+        self, rows: Seq[LaunchRow | None], steps: int, stop: Callable[[], bool]
     ) -> Iterator[list[Sampled | None]]:
         self.calls[-1] = (self.calls[-1][0], list(rows), steps)
         for step in range(steps):
@@ -85,6 +94,7 @@ def test_rows_of_all_kinds_go_to_the_kernel_with_all_that_it_must_know() -> None
     assert kernels.prepared
     assert own.max_steps == 16
     assert own.takes_constraints
+    assert own.takes_several_rows
     drawn = SamplingParams(temperature=0.5, top_p=0.9, logprobs=2, logit_bias={3: 1.0})
     made = list(own.run([row(), row(drawn)], 2, threading.Event()))
     assert made == [[result(0, 0), result(0, 1)], [None, result(1, 1)]]
@@ -108,6 +118,36 @@ def test_the_launch_sees_the_sequences_own_lists() -> None:
     assert given is not None
     assert given.prompt is one.prompt
     assert given.output is one.output
+
+
+def test_rows_that_feed_a_prompt_ask_for_nothing_and_disturb_no_history() -> None:
+    """Behind a row whose tokens the device counts, in the launch between two of its own."""
+    inputs = RowInputs(4, 64, torch.device("cpu"))
+    counted = row(SamplingParams(temperature=0, frequency_penalty=0.5, max_tokens=9))
+    inputs.fill([launch_row(counted)])
+    inputs.ran([launch_row(counted)], [[11]])
+    counted.output = [7, 11]
+    counted.token, counted.position = 11, 3
+    request = Request(
+        prompt=list(range(20, 40)),
+        params=SamplingParams(temperature=1.0, presence_penalty=1.0, logit_bias={3: 9.0}, logprobs=5),
+        sink=lambda _: None,
+        max_tokens=9,
+        stop_token_ids=frozenset({3}),
+    )
+    sequence = Sequence(request, SequenceBlocks({}), cast(TextAssembler, None), computed=4, slot=1)
+    fed = sequence.fed_rows(3)
+    inputs.fill([launch_row(one) for one in [counted, *fed]])
+    inputs.send()
+    written = inputs._rows.device.numpy().view(ROW_INPUT)
+    assert written["flags"].tolist() == [
+        RowFlag.CHANGED | RowFlag.COUNTED | RowFlag.UNCOUNTED, 0, 0, 0
+    ], "the first goes on with what the device has counted"  # fmt: skip
+    assert written["token"].tolist() == [11, 24, 25, 26]
+    assert written["position"].tolist() == [3, 4, 5, 6]
+    assert written["slot"].tolist() == [3, 1, 1, 1]
+    assert written["max_tokens"][1:].tolist() == [1, 1, 1]
+    assert written["stop_count"][1:].tolist() == written["logprobs"][1:].tolist() == [0, 0, 0]
 
 
 def test_an_interrupt_ends_the_call() -> None:

@@ -20,17 +20,7 @@ from headrace.model.synthetic import synthetic_model
 from headrace.model.tokenizer import Tokenizer
 from headrace.model.transformer import Model
 from headrace.step.oracle.order import RandomOrder
-from tests.engine.test_torch_backend import VOCABULARY, generate, north, prompts
-
-
-@pytest.fixture(scope="module")
-def model() -> Model:
-    return synthetic_model(north(), seed=3)
-
-
-@pytest.fixture(scope="module")
-def tokenizer() -> Tokenizer:
-    return Tokenizer.synthetic(VOCABULARY)
+from tests.engine.north import VOCABULARY, generate, north, prompts
 
 
 def both(model: Model, tokenizer: Tokenizer, params: list[SamplingParams], **options: Any) -> list[list[int]]:

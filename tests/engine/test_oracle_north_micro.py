@@ -10,7 +10,7 @@ from headrace.engine.build import build_engine
 from headrace.engine.options import EngineOptions
 from headrace.load import load
 from headrace.model.sampling import SamplingParams
-from tests.engine.test_torch_backend import generate
+from tests.engine.north import generate
 
 
 def test_greedy_tokens_across_the_window() -> None:

@@ -18,7 +18,7 @@ def run(
         tokens = pace.tokens(streams=4)
         prefill = (fixed + tokens * token_cost) * (1 + noise * draw.uniform(-1, 1))
         gaps.append(prefill + decode)
-        pace.observe(prompt_tokens=tokens, prefill=prefill, decode=decode, steps=1)
+        pace.observe(prompt_tokens=tokens, prefill=prefill, decode=decode, steps=1, rows=4)
     return gaps
 
 
@@ -58,7 +58,7 @@ def test_chunks_that_cost_more_than_the_bound_are_not_made_tiny(noise: float, se
     """As where all weights are unpacked for every chunk: 40 ms, however few its tokens are."""
     pace = Pace(most=8192, gap=0.04)
     if seen:  # a prompt that nobody had to wait for
-        pace.observe(prompt_tokens=8192, prefill=0.04 + 8192 * 20e-6, decode=0.0, steps=0)
+        pace.observe(prompt_tokens=8192, prefill=0.04 + 8192 * 20e-6, decode=0.0, steps=0, rows=0)
     gaps = run(pace, token_cost=20e-6, fixed=0.04, decode=0.002, steps=60, noise=noise)
     late = sorted(gaps[20:])
     assert 0.06 < late[len(late) // 2] < 0.11, "as much for the tokens as for the chunk"
@@ -75,3 +75,78 @@ def test_one_large_chunk_tells_how_a_slow_machine_is() -> None:
     pace = Pace(most=2048, gap=0.04)
     gaps = run(pace, token_cost=3e-3, decode=0.1)
     assert sum(gap > 0.1 + 1.01 * FEWEST * 3e-3 for gap in gaps) == 1
+
+
+# Milliseconds as measured: decode steps of the kernel by their rows, and a chunk of prompt.
+STEPS = {1: 2.3, 2: 3.2, 4: 5.0, 8: 8.8, 16: 15.1}
+CHUNK, TOKEN = 36.0, 0.022
+
+
+def step_cost(rows: int) -> float:
+    return next(cost for capacity, cost in STEPS.items() if capacity >= rows) / 1000
+
+
+def learnt(pace: Pace) -> Pace:
+    """One that has seen the kernel at work."""
+    for _ in range(20):
+        for rows in STEPS:
+            pace.observe(prompt_tokens=0, prefill=0, decode=4 * step_cost(rows), steps=4, rows=rows)
+        for tokens in (100, 1000, 400):
+            prefill = (CHUNK + TOKEN * tokens) / 1000
+            pace.observe(prompt_tokens=tokens, prefill=prefill, decode=0, steps=0, rows=0)
+    return pace
+
+
+def times(tokens: int, streams: int, free: int) -> tuple[float, float]:
+    """Seconds until a piece is there, by rows and by a chunk with the step after it."""
+    rides = -(-tokens // free) * step_cost(streams + min(tokens, free))
+    bare = step_cost(streams) if streams else 0.0
+    return rides, (CHUNK + TOKEN * tokens) / 1000 + bare
+
+
+@pytest.mark.parametrize("streams", range(16))
+def test_a_piece_rides_where_that_is_sooner(streams: int) -> None:
+    pace, free = learnt(Pace(most=8192, gap=0.04)), 16 - streams
+    chosen = {}
+    for tokens in (1, 5, 12, 16, 24, 32, 40, 60, 100, 500):
+        rows, chunk = times(tokens, streams, free)
+        chosen[tokens] = pace.rides(tokens, streams=streams, free=free)
+        assert chosen[tokens] == (rows <= chunk) or abs(rows - chunk) < 0.1 * chunk
+    assert chosen[1]
+    assert not chosen[500]
+
+
+def test_before_costs_are_known_a_piece_rides_if_one_step_takes_it() -> None:
+    pace = Pace(most=8192, gap=0.04)
+    assert pace.rides(12, streams=4, free=12)
+    assert not pace.rides(13, streams=4, free=12)
+    assert not pace.rides(1, streams=4, free=0)
+    pace.observe(prompt_tokens=900, prefill=0.06, decode=0.005, steps=1, rows=4)  # one chunk tells too little
+    assert pace.rides(12, streams=4, free=12)
+    assert not pace.rides(13, streams=4, free=12)
+
+
+def test_a_slow_first_step_does_not_keep_pieces_from_riding_for_ever() -> None:
+    pace = learnt(Pace(most=8192, gap=0.04))
+    for _ in range(20):
+        pace.observe(prompt_tokens=0, prefill=0, decode=1.0, steps=1, rows=12)
+    asked = 0
+    while not pace.rides(12, streams=0, free=16):
+        asked += 1
+    assert 10 < asked < 300
+    pace.observe(prompt_tokens=0, prefill=0, decode=0.015, steps=1, rows=12)
+    assert pace.rides(12, streams=0, free=16)
+
+
+def test_where_steps_cost_more_than_chunks_pieces_seldom_ride() -> None:
+    """A step of 12 rows of 0.1 seconds, which a chunk of 0.04 would spare: one in 30 is tried again."""
+    pace = learnt(Pace(most=8192, gap=0.04))
+    rode = 0
+    for _ in range(600):
+        if pace.rides(12, streams=0, free=16):
+            rode += 1
+            pace.observe(prompt_tokens=0, prefill=0, decode=0.1, steps=1, rows=12)
+        else:
+            prefill = (CHUNK + TOKEN * 12) / 1000
+            pace.observe(prompt_tokens=12, prefill=prefill, decode=0, steps=0, rows=0)
+    assert rode < 40

@@ -25,8 +25,8 @@ from headrace.model.sampling import SamplingParams
 from headrace.model.synthetic import synthetic_model
 from headrace.model.tokenizer import Tokenizer
 from tests.engine.ledger import Client, LedgerBackend, LedgerError, ledger_engine
+from tests.engine.north import VOCABULARY, north
 from tests.engine.test_prefix import ask, prompt_of, tokens_of
-from tests.engine.test_torch_backend import VOCABULARY, north
 
 FULL, SLIDING = KVGroup.FULL, KVGroup.SLIDING
 WINDOW = 200

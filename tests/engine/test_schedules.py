@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -24,6 +25,22 @@ actions = st.one_of(
     st.tuples(st.just("cancel"), st.integers(0, 30), st.just(0)),
     st.tuples(st.just("step"), st.integers(1, 5), st.just(0)),
 )
+
+schedules: dict[str, Any] = {
+    "script": st.lists(actions, max_size=40),
+    "full": st.integers(5, 24),
+    "window": st.sampled_from([None, 1, 63, 64, 65, 100, 200]),
+    "chunk": st.sampled_from([1, 7, 64, 96, 512]),
+    "steps": st.integers(1, 6),
+    "prefix_cache": st.booleans(),
+}
+
+
+def pool_sizes(full: int, window: int | None, most: int) -> dict[KVGroup, int]:
+    """Blocks for four sequences within the window, and for `most` tokens of prompts in a call."""
+    if window is None:
+        return {FULL: full}
+    return {FULL: full, SLIDING: min(full, 4 * (-(-window // 64) + 3) + -(-most // 64) + 1)}
 
 
 def play(engine: Engine, script: list[tuple[str, int, int]]) -> Client:
@@ -78,14 +95,7 @@ def assert_empty(engine: Engine, sizes: dict[KVGroup, int]) -> None:
 
 
 @settings(max_examples=120, deadline=None)
-@given(
-    script=st.lists(actions, max_size=40),
-    full=st.integers(5, 24),
-    window=st.sampled_from([None, 1, 63, 64, 65, 100, 200]),
-    chunk=st.sampled_from([1, 7, 64, 96, 512]),
-    steps=st.integers(1, 6),
-    prefix_cache=st.booleans(),
-)
+@given(**schedules)
 def test_any_schedule_gives_every_request_its_own_tokens(
     script: list[tuple[str, int, int]],
     full: int,
@@ -94,9 +104,7 @@ def test_any_schedule_gives_every_request_its_own_tokens(
     steps: int,
     prefix_cache: bool,
 ) -> None:
-    sizes = {FULL: full}
-    if window is not None:
-        sizes[SLIDING] = min(full, 4 * (-(-window // 64) + 3) + -(-chunk // 64) + 1)
+    sizes = pool_sizes(full, window, chunk)
     engine, _ = ledger_engine(
         sizes,
         window=window,

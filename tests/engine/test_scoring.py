@@ -15,20 +15,10 @@ from headrace.model.sampling import ParameterError, SamplingParams
 from headrace.model.synthetic import synthetic_model
 from headrace.model.tokenizer import Tokenizer
 from headrace.model.transformer import Model
+from tests.engine.north import greedy, north, prompts
 from tests.engine.test_engine import text_engine
-from tests.engine.test_torch_backend import VOCABULARY, greedy, north, prompts
 
 SCORE = SamplingParams(prompt_logprobs=3, max_tokens=0)
-
-
-@pytest.fixture(scope="module")
-def model() -> Model:
-    return synthetic_model(north(), seed=3)
-
-
-@pytest.fixture(scope="module")
-def tokenizer() -> Tokenizer:
-    return Tokenizer.synthetic(VOCABULARY)
 
 
 def serve(engine: Engine, jobs: list[tuple[list[int], SamplingParams]]) -> list[tuple[Request, list[Output]]]:

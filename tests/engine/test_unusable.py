@@ -17,7 +17,7 @@ from headrace.model.sampling import SamplingParams
 from headrace.model.synthetic import synthetic_model
 from headrace.model.tokenizer import Tokenizer
 from headrace.model.transformer import Model
-from tests.engine.test_torch_backend import VOCABULARY, greedy, north, prompts
+from tests.engine.north import VOCABULARY, greedy, north, prompts
 
 POISON = VOCABULARY - 1  # a token whose embedding is not a number
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
@@ -32,11 +32,6 @@ def model() -> Model:
         assert model.head is not None
         model.head.weight[POISON] = 0  # never the most likely one by itself
     return model
-
-
-@pytest.fixture(scope="module")
-def tokenizer() -> Tokenizer:
-    return Tokenizer.synthetic(VOCABULARY)
 
 
 def clean(count: int, *, seed: int) -> list[list[int]]:

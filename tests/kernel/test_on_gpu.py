@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,12 +23,16 @@ from headrace.kernel.check.against_oracle import (
     step_errors,
     worst,
 )
+from headrace.kernel.check.layer import left_by_last_layer
 from headrace.kernel.launcher import Launcher, WatchdogError
 from headrace.step.isa import Field, Opcode
+from headrace.step.pack import pack_checkpoint
 from headrace.step.plan import Plan
 from tests.recording import RecordCheck
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(120)]
+
+MICRO = Path(__file__).parents[2] / "models" / "north-micro"
 
 
 def launcher(bench: Bench, plan: Plan | None = None) -> Launcher:
@@ -88,6 +93,12 @@ def test_rows_of_one_sequence_see_one_another(record_check: RecordCheck) -> None
     list(kernel.launch(bench.rows, 1))
     errors = buffer_errors(bench, kernel, oracle)
     record_check("worst buffer of four rows of one sequence", worst(errors), BOUND)
+
+
+def test_the_first_layer_of_north_micro_leaves_what_the_oracle_leaves(record_check: RecordCheck) -> None:
+    packed = pack_checkpoint(MICRO, device="cuda", dtype=torch.bfloat16, layers=1)
+    for left in left_by_last_layer(packed):
+        record_check(f"{left.name} after north-micro's first layer", left.error, BOUND)
 
 
 def test_limits_and_stop_tokens_end_rows_and_launches() -> None:

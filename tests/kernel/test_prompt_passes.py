@@ -10,12 +10,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from headrace.kernel.build import compile_source, resources_of
-from headrace.kernel.prompt.passes import KERNELS, SOURCE, Passes, _packed, available, fits
+from headrace.kernel.prompt.passes import KERNELS, SOURCE, Passes, _passed, available, fits
 from headrace.model.config import DenseMLP, KVGroup, MoEMLP, Rope
 from headrace.model.kv import BLOCK_TOKENS, KVCache
 from headrace.model.layers import group, route, swiglu, weighed_sum
@@ -74,7 +75,7 @@ class OnHost(Passes):
     ) -> None:
         if shared:  # a barrier: one thread does all, in order
             threads = 1
-        values = [_packed(argument) for argument in arguments]
+        values = [np.asarray(_passed(argument)) for argument in arguments]
         pointers = (ctypes.c_void_p * len(values))(*(value.ctypes.data for value in values))
         getattr(self._library, f"host_{name}")(*grid, threads, pointers)
 
@@ -274,4 +275,4 @@ def test_other_devices_are_left_alone() -> None:
 
 def test_tensors_with_gaps_are_refused() -> None:
     with pytest.raises(ValueError, match="contiguous"):
-        _packed(torch.zeros(4, 4)[:, :2])
+        _passed(torch.zeros(4, 4)[:, :2])

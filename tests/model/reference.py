@@ -233,3 +233,21 @@ def assert_same_logits(ours: Tensor, theirs: Tensor) -> None:
     """The gate that every comparison goes through."""
     difference = (ours - theirs).abs().max().item()
     assert difference <= TOLERANCE, f"logits differ by {difference}"
+
+
+def assert_ragged_batches(model: Model, tokens: list[int], seed: int, counts: Sequence[int]) -> None:
+    """Four sequences share passes, a part of one of `counts` tokens each, and do not notice each other."""
+    draw = random.Random(seed)
+    sequences = [tokens[draw.randrange(50) :] for _ in range(4)]
+    expected = [model.full(torch.tensor([sequence]))[0] for sequence in sequences]
+    paged, done = Paged(model, blocks=40), [0] * 4
+    while any(count < len(sequence) for count, sequence in zip(done, sequences, strict=True)):
+        parts = []
+        for index in draw.sample(range(4), draw.randint(1, 4)):
+            if part := sequences[index][done[index] : done[index] + draw.choice(counts)]:
+                parts.append((index, part))
+        if not parts:
+            continue
+        for (index, part), logits in zip(parts, paged.run(*parts), strict=True):
+            assert_same_logits(logits, expected[index][done[index] : done[index] + len(part)])
+            done[index] += len(part)

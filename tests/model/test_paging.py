@@ -20,7 +20,7 @@ from headrace.model.kv import NO_BLOCK, KVCache
 from headrace.model.presets import NORTH_MICRO_SHAPE, north_layers
 from headrace.model.synthetic import synthetic_model
 from headrace.model.transformer import Model
-from tests.model.reference import Paged, assert_same_logits
+from tests.model.reference import Paged, assert_ragged_batches, assert_same_logits
 
 WINDOW = 70
 LENGTH = 230  # more than three blocks, and more than three windows
@@ -63,23 +63,7 @@ def test_decoding_equals_recomputation(model: Model, tokens: list[int]) -> None:
 @settings(max_examples=8, deadline=None)
 @given(seed=st.integers(0, 2**32))
 def test_ragged_batches_equal_single_sequences(model: Model, tokens: list[int], seed: int) -> None:
-    """Chunks and single tokens of several sequences share passes, and do not notice each other."""
-    draw = random.Random(seed)
-    sequences = [tokens[draw.randrange(50) :] for _ in range(4)]
-    expected = [model.full(torch.tensor([sequence]))[0] for sequence in sequences]
-    paged = Paged(model, blocks=40)
-    done = [0] * len(sequences)
-    while any(count < len(sequence) for count, sequence in zip(done, sequences, strict=True)):
-        parts = []
-        for index in draw.sample(range(4), draw.randint(1, 4)):
-            count = draw.choice([1, 1, 30, 64, 100])
-            if part := sequences[index][done[index] : done[index] + count]:
-                parts.append((index, part))
-        if not parts:
-            continue
-        for (index, part), logits in zip(parts, paged.run(*parts), strict=True):
-            assert_same_logits(logits, expected[index][done[index] : done[index] + len(part)])
-            done[index] += len(part)
+    assert_ragged_batches(model, tokens, seed, [1, 1, 30, 64, 100])
 
 
 def test_spans_of_one_pass_may_continue_each_other(model: Model, tokens: list[int]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +14,7 @@ from headrace.model.batch import Span
 from headrace.model.config import KVGroup
 from headrace.model.presets import PRESETS
 from headrace.model.transformer import Model
-from tests.model.reference import Paged, assert_same_logits
+from tests.model.reference import Paged, assert_ragged_batches, assert_same_logits
 from tests.model.test_paging import LENGTH, WINDOW, model, tokens
 
 __all__ = ["model", "tokens"]  # fixtures
@@ -48,21 +47,7 @@ def test_any_chunking_equals_one_pass(model: Model, tokens: list[int], parts: li
 
 @pytest.mark.parametrize("seed", range(6))
 def test_ragged_batches_equal_single_sequences(model: Model, tokens: list[int], seed: int) -> None:
-    draw = random.Random(seed)
-    sequences = [tokens[draw.randrange(50) :] for _ in range(4)]
-    expected = [model.full(torch.tensor([sequence]))[0] for sequence in sequences]
-    paged, done = Paged(model, blocks=40), [0] * 4
-    while any(count < len(sequence) for count, sequence in zip(done, sequences, strict=True)):
-        parts = []
-        for index in draw.sample(range(4), draw.randint(1, 4)):
-            count = draw.choice([1, 15, 64, 100, 140])
-            if part := sequences[index][done[index] : done[index] + count]:
-                parts.append((index, part))
-        if not parts:
-            continue
-        for (index, part), logits in zip(parts, paged.run(*parts), strict=True):
-            assert_same_logits(logits, expected[index][done[index] : done[index] + len(part)])
-            done[index] += len(part)
+    assert_ragged_batches(model, tokens, seed, [1, 15, 64, 100, 140])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

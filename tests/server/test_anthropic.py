@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from tests.server.north import action, call, text, thinks
+from tests.server.replies import answer_of, events_of
 from tests.server.scripted import CONTEXT, REPLY, Scripted, scripted_server
 
 PATH = "/v1/messages"
@@ -28,27 +29,11 @@ def body(**fields: Any) -> dict[str, Any]:
 
 
 def post(http: httpx.Client, **fields: Any) -> dict[str, Any]:
-    response = http.post(PATH, json=body(**fields))
-    assert response.status_code == 200, response.text
-    answer = response.json()
-    assert isinstance(answer, dict)
-    return answer
+    return answer_of(http.post(PATH, json=body(**fields)))
 
 
 def stream(http: httpx.Client, **fields: Any) -> list[dict[str, Any]]:
-    """The events of a streamed answer; each is named by its type, and there is no [DONE]."""
-    response = http.post(PATH, params={"beta": "true"}, json=body(**fields, stream=True))
-    return parsed(response)
-
-
-def parsed(response: httpx.Response) -> list[dict[str, Any]]:
-    assert response.headers["content-type"].startswith("text/event-stream")
-    events = []
-    for block in response.text.removesuffix("\n\n").split("\n\n"):
-        name, data = block.split("\n")
-        events.append(json.loads(data.removeprefix("data: ")))
-        assert name == f"event: {events[-1]['type']}"
-    return events
+    return events_of(http.post(PATH, params={"beta": "true"}, json=body(**fields, stream=True)))
 
 
 def assembled(events: list[dict[str, Any]]) -> dict[str, Any]:

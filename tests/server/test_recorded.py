@@ -13,6 +13,7 @@ from tests.server import test_anthropic, test_responses
 from tests.server.formats.test_choice import NORTH_MICRO
 from tests.server.north import action, call, joined, text, thinks
 from tests.server.recorded import CLIENTS, RESULT, Recorded
+from tests.server.replies import events_of
 from tests.server.scripted import Scripted, scripted_server
 from tests.server.test_chat import events
 
@@ -35,7 +36,7 @@ def ask(server: Scripted, client: Recorded, body: dict[str, Any]) -> dict[str, A
         message: dict[str, Any] = response.json()["choices"][0]["message"]
         return message | {"reasoning": message.get("reasoning", "")}
     if client.path.startswith("/v1/messages"):
-        return test_anthropic.assembled(test_anthropic.parsed(response))
+        return test_anthropic.assembled(events_of(response))
     if client.path == "/v1/responses":
         return test_responses.checked(test_responses.parsed(response))
     message = joined(chunk for chunk in events(response) if chunk["choices"])

@@ -10,6 +10,7 @@ import openai
 import pytest
 
 from tests.server.north import action, call, text, thinks
+from tests.server.replies import answer_of, events_of
 from tests.server.scripted import CONTEXT, REPLY, Scripted, scripted_server
 from tests.server.test_errors import error_of
 
@@ -26,11 +27,7 @@ PATCH = {"type": "custom", "name": "apply_patch", "description": "Patch", "forma
 
 
 def post(http: httpx.Client, **fields: Any) -> dict[str, Any]:
-    response = http.post(PATH, json={"input": "hi", "tools": [TOOL, PATCH], **fields})
-    assert response.status_code == 200, response.text
-    answer = response.json()
-    assert isinstance(answer, dict)
-    return answer
+    return answer_of(http.post(PATH, json={"input": "hi", "tools": [TOOL, PATCH], **fields}))
 
 
 def stream(http: httpx.Client, **fields: Any) -> list[dict[str, Any]]:
@@ -39,12 +36,7 @@ def stream(http: httpx.Client, **fields: Any) -> list[dict[str, Any]]:
 
 
 def parsed(response: httpx.Response) -> list[dict[str, Any]]:
-    assert response.headers["content-type"].startswith("text/event-stream")
-    events = []
-    for block in response.text.removesuffix("\n\n").split("\n\n"):
-        name, data = block.split("\n")
-        events.append(json.loads(data.removeprefix("data: ")))
-        assert name == f"event: {events[-1]['type']}"
+    events = events_of(response)
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
     return events
 

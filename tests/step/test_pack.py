@@ -77,6 +77,16 @@ def test_a_checkpoint_gives_the_pages_of_the_model(tmp_path: Path, fused: bool) 
     assert torch.equal(packed.norms, expected.norms)
 
 
+def test_the_first_layers_of_a_checkpoint(tmp_path: Path) -> None:
+    folder = save(tmp_path, stored_tensors(synthetic_model(TINY, dtype=torch.bfloat16)))
+    whole = pack_checkpoint(folder, device="cpu", dtype=torch.bfloat16)
+    packed = pack_checkpoint(folder, device="cpu", dtype=torch.bfloat16, layers=2)
+    assert packed.config == replace(whole.config, layers=whole.config.layers[:2])
+    assert len(packed.parameters) < len(whole.parameters)
+    for name in packed.parameters:
+        assert torch.equal(packed.get(name), whole.get(name)), name
+
+
 def test_progress_counts_every_byte(tmp_path: Path) -> None:
     class Bar:
         done = total = 0

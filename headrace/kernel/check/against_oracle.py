@@ -15,6 +15,7 @@ from torch import Tensor
 from headrace.kernel.check.kernels import Kernel, MakeKernel, Rows, Tokens, advanced, logits_of, on_gpu
 from headrace.model.config import ModelConfig
 from headrace.model.kv import KVCache
+from headrace.step.buffers import buffer_specs
 from headrace.step.isa import Buffer
 from headrace.step.oracle.machine import Oracle
 from headrace.step.oracle.rows import LaunchRow
@@ -32,6 +33,7 @@ COMPARED = (
     Buffer.HIDDEN,
 )
 BOUND = 0.01  # relative error of a buffer: a few roundings to bfloat16, through three layers
+ROW_BOUND = 0.03  # of a row of a buffer: in short sums roundings do not average out
 MARGIN = 0.03  # between the two largest logits, in their standard deviations: nearer, roundings decide
 
 # Lengths of the sequences: pages' edges and the window's; capacity; which place of the launch stays empty.
@@ -54,11 +56,12 @@ class Bench:
         hole: int | None = None,
         *,
         config: ModelConfig | None = None,
+        world: type[World] = World,
         make: MakeKernel = on_gpu,
         device: str = "cuda",
         sms: int = 132,
     ) -> None:
-        self.world = World(config or north(), lengths, dtype=torch.bfloat16)
+        self.world = world(config or north(), lengths, dtype=torch.bfloat16)
         self.plan = build_plan(self.world.config, rows=rows, sms=sms)
         self.rows: list[LaunchRow | None] = list(self.world.rows())
         if hole is not None:
@@ -89,18 +92,35 @@ def error(ours: Tensor, right: Tensor) -> float:
     return float((ours[written] - right[written]).norm() / right[written].norm())
 
 
-def buffer_errors(bench: Bench, kernel: Kernel, oracle: Oracle) -> dict[str, float]:
-    """Of every buffer that both left behind, and of the logits."""
-    errors = {}
-    for buffer in COMPARED:
+def left_by(kernel: Kernel, oracle: Oracle, live: Sequence[int]) -> dict[str, tuple[Tensor, Tensor]]:
+    """Every buffer that both left of the live rows, and the logits: ours and what is right, float32."""
+    pairs = {}
+    for buffer in (*COMPARED, Buffer.SHARED_HIDDEN):
+        if buffer not in buffer_specs(oracle.plan.sizes):  # a model that has no such layers
+            continue
         right = torch.from_numpy(np.asarray(oracle.buffer(buffer), dtype=np.float32))
         ours = kernel.buffer(buffer).float().cpu()
-        if buffer is Buffer.PARTIALS:
-            ours, right = ours[bench.live], right[bench.live]
-        else:
-            ours, right = ours[:, bench.live], right[:, bench.live]
-        errors[buffer.name] = error(ours, right)
-    errors["LOGITS"] = error(bench.logits(kernel), torch.from_numpy(oracle.logits()[bench.live]))
+        rows = (live,) if buffer is Buffer.PARTIALS else (slice(None), live)
+        pairs[buffer.name] = (ours[rows], right[rows])
+    logits = logits_of(kernel, oracle.plan)[live].cpu()
+    return pairs | {"LOGITS": (logits, torch.from_numpy(oracle.logits()[live]))}
+
+
+def buffer_errors(bench: Bench, kernel: Kernel, oracle: Oracle) -> dict[str, float]:
+    """Of every buffer that both left behind, and of the logits."""
+    return {name: error(*pair) for name, pair in left_by(kernel, oracle, bench.live).items()}
+
+
+def row_errors(bench: Bench) -> dict[str, float]:
+    """Of the buffers that one step leaves, in each the largest error of a row. To be at most ROW_BOUND."""
+    oracle, kernel = bench.oracle(), bench.kernel()
+    list(oracle.launch(bench.rows, 1))
+    list(kernel.launch(bench.rows, 1))
+    errors = {}
+    for name, pair in left_by(kernel, oracle, bench.live).items():
+        axis = 0 if name in (Buffer.PARTIALS.name, "LOGITS") else 1
+        rows = zip(*(side.unbind(axis) for side in pair), strict=True)
+        errors[name] = worst({str(row): error(*both) for row, both in enumerate(rows)})
     return errors
 
 

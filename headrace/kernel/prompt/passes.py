@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from headrace.kernel.build import build_source, has_compiler
-from headrace.kernel.device import DeviceError
+from headrace.kernel.device import Module
 from headrace.model.config import ModelConfig, MoEMLP
 from headrace.model.rope import Rotation
 
@@ -55,20 +55,15 @@ class Passes:
     unpack_blocks: int | None = None
 
     def __init__(self) -> None:
-        from cuda.bindings import driver
-
-        self._driver: Any = driver
-        cubin = build_source(SOURCE.read_text(), {}).cubin
-        torch.cuda.current_stream()  # makes the device's primary context the current one
-        module = self._call("cuModuleLoadData", cubin)
-        self._functions = {name: self._call("cuModuleGetFunction", module, name.encode()) for name in KERNELS}
+        self._module = Module(build_source(SOURCE.read_text(), {}).cubin)
+        self._kernels = {name: self._module.kernel(name) for name in KERNELS}
 
     def swiglu(self, gate_up: Tensor) -> Tensor:
         """silu(gate) * up, [rows, width], of gate and up side by side, [rows, 2 * width]."""
         rows, width = len(gate_up), gate_up.shape[1] // 2
         out = gate_up.new_empty(rows, width)
         count = out.numel() // 8
-        self._launch("swiglu", (_blocks(count), 1), THREADS, gate_up, out, Long(count), width // 8)
+        self._launch("swiglu", (_blocks(count), 1), THREADS, gate_up, out, count, width // 8)
         return out
 
     def combine(self, parts: Tensor, places: Tensor, weights: Tensor) -> Tensor:
@@ -82,7 +77,7 @@ class Passes:
         """x [tokens, heads, head_dim] with each pair of neighbours turned."""
         out = torch.empty_like(x)
         count = out.numel() // 8
-        sizes = (Long(count), x.shape[1], x.shape[2] // 8)
+        sizes = (count, x.shape[1], x.shape[2] // 8)
         self._launch("rotate", (_blocks(count), 1), THREADS, x, out, by.cos, by.sin, *sizes)
         return out
 
@@ -111,7 +106,7 @@ class Passes:
         rows = [-len(part) if turn else len(part) for part, turn in zip(values, turned, strict=True)]
         parts = Parts(*(_filled(column) for column in (values, sums, rows)))
         heads, eighths, count = out.shape[1], out.shape[2] // 8, out.numel() // 8
-        sizes = (Long(count), heads, eighths, len(values))
+        sizes = (count, heads, eighths, len(values))
         self._launch("join", (_blocks(count), 1), THREADS, parts, out, *sizes)
 
     def choose(self, logits: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
@@ -150,32 +145,12 @@ class Passes:
         name: str,
         grid: tuple[int, int],
         threads: int,
-        *arguments: Tensor | int | Long | Parts,
+        *arguments: Tensor | int | Parts,
         shared: int = 0,
     ) -> None:
-        values = [_packed(argument) for argument in arguments]
-        pointers = np.array([value.ctypes.data for value in values], dtype=np.uint64)
-        stream = self._driver.CUstream(torch.cuda.current_stream().cuda_stream)
-        self._call(
-            "cuLaunchKernel",
-            self._functions[name],
-            *(*grid, 1),
-            *(threads, 1, 1),
-            shared,
-            stream,
-            pointers.ctypes.data,
-            0,
-        )
-
-    def _call(self, name: str, *arguments: object) -> Any:
-        error, *results = getattr(self._driver, name)(*arguments)
-        if error != self._driver.CUresult.CUDA_SUCCESS:
-            raise DeviceError(f"{name}: {error.name}")
-        return results[0] if results else None
-
-
-class Long(int):
-    """An argument of 64 bits; plain integers have 32."""
+        stream = torch.cuda.current_stream()
+        passed = [_passed(argument) for argument in arguments]
+        self._module.launch(self._kernels[name], stream, *passed, grid=grid, threads=threads, shared=shared)
 
 
 class Parts(NamedTuple):
@@ -187,18 +162,21 @@ class Parts(NamedTuple):
 
 
 def _filled(column: Sequence[Tensor] | Sequence[int]) -> np.ndarray[Any, Any]:
-    words = [int(_packed(entry)[0]) if isinstance(entry, Tensor) else entry for entry in column]
+    words = [_address(entry) if isinstance(entry, Tensor) else entry for entry in column]
     return np.array(words + [0] * (_MOST_PARTS - len(words)), dtype=np.int64)
 
 
-def _packed(argument: Tensor | int | Parts) -> np.ndarray[Any, Any]:
+def _passed(argument: Tensor | int | Parts) -> int | np.ndarray[Any, Any]:
+    """An argument as `Module.launch` takes it."""
     if isinstance(argument, Parts):
         return np.concatenate(argument)
-    if isinstance(argument, Tensor):
-        if not argument.is_contiguous():
-            raise ValueError("the kernels take contiguous tensors")
-        return np.array([argument.data_ptr()], dtype=np.uint64)
-    return np.array([argument], dtype=np.int64 if isinstance(argument, Long) else np.int32)
+    return _address(argument) if isinstance(argument, Tensor) else argument
+
+
+def _address(tensor: Tensor) -> int:
+    if not tensor.is_contiguous():
+        raise ValueError("the kernels take contiguous tensors")
+    return tensor.data_ptr()
 
 
 def _blocks(count: int) -> int:

@@ -131,10 +131,14 @@ class World:
             tables = {group: [free[group].pop() for _ in range(count)] for group in groups}
             tokens = [generator.randrange(self.config.vocab_size) for _ in range(length)]
             if length > 1:
-                self.model([Span(tokens[:-1], 0, tables)], self.cache)
+                self.fill(tokens[:-1], tables)
             self.sequences.append(History(tokens, tables))
         for sequence in self.sequences:
             self._give_back(sequence)
+
+    def fill(self, tokens: list[int], tables: dict[KVGroup, list[int]]) -> None:
+        """Put the keys and values of a sequence's past into the cache."""
+        self.model([Span(tokens, 0, tables)], self.cache)
 
     def _give_back(self, sequence: History) -> None:
         """Sliding blocks that have left the window are gone, as in the engine."""
@@ -150,11 +154,13 @@ class World:
                 end = len(sequence.tokens) - 1
                 table = sequence.tables[described.group]
                 live = [index for index in range(blocks_for(end)) if table[index] != NO_BLOCK]
-                for index in live:
-                    count = min(end - index * BLOCK_TOKENS, BLOCK_TOKENS)
-                    k, v = self.cache.read(layer, torch.tensor([table[index]]))
-                    blocks = torch.full((count,), table[index])
-                    copy.write(layer, blocks, torch.arange(count), k[:count], v[:count])
+                full = torch.tensor([table[index] for index in live if (index + 1) * BLOCK_TOKENS <= end])
+                if len(full):
+                    copy.pages[layer][full] = self.cache.pages[layer][full]
+                if count := end % BLOCK_TOKENS:
+                    last = torch.tensor([table[end // BLOCK_TOKENS]])
+                    k, v = self.cache.read(layer, last)
+                    copy.write(layer, last.expand(count), torch.arange(count), k[:count], v[:count])
         return copy
 
     def oracle(

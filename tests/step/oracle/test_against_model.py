@@ -9,10 +9,12 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from headrace.model.config import ModelConfig, MoEMLP, Norm
+from headrace.model.config import KVGroup, ModelConfig, MoEMLP, Norm
+from headrace.model.kv import BLOCK_TOKENS
 from headrace.step.isa import Buffer
 from headrace.step.oracle.arithmetic import Rounding, bfloat16
 from headrace.step.oracle.order import RandomOrder
+from headrace.step.oracle.past import NoisyPast, edges
 from headrace.step.oracle.rows import LaunchRow
 from tests.step.oracle.setting import WINDOW, World, llama, north, tokens_of, weights_of
 
@@ -112,6 +114,23 @@ def test_rows_of_one_sequence_see_each_other() -> None:
         close(oracle.logits()[index], wanted[place])
     with pytest.raises(ValueError, match="one step a launch"):
         next(oracle.launch(rows, 2))
+
+
+def test_a_context_of_262144_tokens_beside_one_of_two() -> None:
+    """Tokens that would be missed are there: see `headrace.step.oracle.past`."""
+    world = NoisyPast(north(window=4096), [2, 262_144])
+    rows = world.rows()
+    oracle = world.oracle(rows=2, sms=3)
+    list(oracle.launch(rows, 1))
+    right = world.logits(rows).numpy()
+    np.testing.assert_allclose(oracle.logits(), right, atol=2e-4)  # sums of so many
+    # One token of that many, at the beginning of the middle chunk.
+    middle = edges(262_143, 0)[4]
+    block = torch.tensor([world.sequences[1].tables[KVGroup.FULL][middle // BLOCK_TOKENS]])
+    k, v = world.cache.read(0, block)
+    at = torch.tensor([middle % BLOCK_TOKENS])
+    world.cache.write(0, block, at, k[at], 0 * v[at])
+    assert np.abs(world.logits(rows)[1].numpy() - right[1]).max() > 0.01
 
 
 def test_bfloat16_rounds_where_buffers_do() -> None:

@@ -1,0 +1,335 @@
+"""Chunks whose layers are run in several steps: how long answers wait meanwhile, and what is written."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Seq
+from functools import partial
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headrace.engine import filling
+from headrace.engine.backend import DecodeRow, Interrupt
+from headrace.engine.blocks import BlockManager
+from headrace.engine.build import build_engine
+from headrace.engine.engine import Engine
+from headrace.engine.null_backend import NullBackend
+from headrace.engine.options import EngineOptions
+from headrace.engine.pace import Pace
+from headrace.engine.request import Output
+from headrace.engine.scheduler import Scheduler
+from headrace.engine.sequence import Sequence
+from headrace.engine.torch_backend import TorchBackend
+from headrace.model.batch import Span
+from headrace.model.config import KVGroup
+from headrace.model.kv import KVCache
+from headrace.model.sampler import Sampled
+from headrace.model.sampling import SamplingParams
+from headrace.model.tokenizer import Tokenizer
+from headrace.model.transformer import Model
+from headrace.step.pack import pack_model
+from headrace.step.packed_model import packed_model
+from tests.engine.ledger import (
+    STRIDE,
+    Client,
+    LayeredLedger,
+    LedgerBackend,
+    LedgerError,
+    ledger_engine,
+    prompt_of,
+)
+from tests.engine.north import VOCABULARY, generate, prompts
+from tests.engine.test_riding import Whim
+from tests.engine.test_schedules import FULL, MAX_CONTEXT, SLIDING, actions, assert_empty, play
+from tests.engine.test_torch_backend import rows_of
+
+
+class Slow(Whim):
+    """Runs any number of a chunk's layers in a step, and lets pieces ride as the dice fall."""
+
+    def layers(self, left: int, *, tokens: int, layer: float | None, streams: int) -> int:
+        return self._random.randint(1, left)
+
+
+def submit(engine: Engine, client: Client, number: int, length: int, **params: object) -> None:
+    client.tokens[number] = []
+    sampling = SamplingParams(**params)  # type: ignore[arg-type]
+    engine.submit(prompt_of(number, length), sampling, partial(client.sink, number))
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    script=st.lists(actions, max_size=40),
+    full=st.integers(5, 24),
+    window=st.sampled_from([None, 1, 63, 64, 65, 100, 200]),
+    chunk=st.sampled_from([1, 7, 64, 96, 512]),
+    steps=st.integers(1, 6),
+    riding_rows=st.sampled_from([0, 5, 16]),
+    seed=st.integers(0, 1000),
+    prefix_cache=st.booleans(),
+)
+def test_any_schedule_gives_every_request_its_own_tokens(
+    script: list[tuple[str, int, int]],
+    full: int,
+    window: int | None,
+    chunk: int,
+    steps: int,
+    riding_rows: int,
+    seed: int,
+    prefix_cache: bool,
+) -> None:
+    """Whatever arrives, leaves and is preempted while a pass is under way."""
+    sizes = {FULL: full}
+    if window is not None:
+        sizes[SLIDING] = min(full, 4 * (-(-window // 64) + 3) + -(-max(chunk, riding_rows) // 64) + 1)
+    engine, backend = ledger_engine(
+        sizes,
+        window=window,
+        max_steps=steps,
+        max_context=MAX_CONTEXT,
+        prefix_cache=prefix_cache,
+        riding_rows=riding_rows,
+        pace=Slow(most=chunk, seed=seed),
+        ledger=LayeredLedger,
+    )
+    play(engine, script)
+    assert_empty(engine, sizes)
+    assert engine.counters.prefilled_tokens == backend.fed + backend.rode
+
+
+class GoesOn(Scheduler):
+    """Finishes a pass though one of its sequences has lost its blocks."""
+
+    def _leave(self, sequence: Sequence) -> None:
+        kept = self.filling
+        super()._leave(sequence)
+        self.filling = kept
+
+
+def test_a_pass_that_goes_on_without_its_blocks_is_noticed() -> None:
+    script = [("submit", 200, 50), ("step", 2, 0), ("cancel", 0, 0), ("submit", 190, 20)]
+    for scheduler in (Scheduler, GoesOn):
+        engine, _ = ledger_engine(
+            {FULL: 8}, max_context=MAX_CONTEXT, pace=Slow(most=512, seed=2), ledger=LayeredLedger
+        )
+        engine._scheduler.__class__ = scheduler
+        if scheduler is Scheduler:
+            play(engine, script)
+        else:
+            with pytest.raises((LedgerError, IndexError)):
+                play(engine, script)
+
+
+class OneByOne(Pace):
+    """Runs one layer a step while somebody decodes."""
+
+    def layers(self, left: int, *, tokens: int, layer: float | None, streams: int) -> int:
+        return 1 if streams else left
+
+
+def test_a_decode_step_follows_every_part_of_a_chunk() -> None:
+    engine, backend = ledger_engine(
+        {FULL: 16}, max_context=700, pace=OneByOne(most=512, gap=1e9), ledger=LayeredLedger, max_steps=1
+    )
+    client = Client(engine)
+    submit(engine, client, 1, 5, max_tokens=100)
+    while len(client.tokens[1]) < 5:
+        engine.step()
+    backend.calls.clear()
+    submit(engine, client, 2, 65, max_tokens=5)
+    while not client.tokens[2]:
+        engine.step()
+    assert backend.calls == [(0, 64), (1, 1)] * 5 + [(2, 1)]
+    assert engine.counters.prefilled_tokens == backend.fed == 4 + 64
+
+
+def test_short_pieces_ride_past_a_pass_that_is_under_way() -> None:
+    engine, _ = ledger_engine(
+        {FULL: 16},
+        max_context=700,
+        pace=OneByOne(most=512, gap=1e9),
+        ledger=LayeredLedger,
+        max_steps=1,
+        riding_rows=16,
+    )
+    client = Client(engine)
+    submit(engine, client, 1, 5, max_tokens=100)
+    engine.step()
+    submit(engine, client, 2, 300, max_tokens=5)
+    engine.step()
+    submit(engine, client, 3, 10, max_tokens=5)
+    engine.step()
+    assert client.tokens[3] == [3 * STRIDE + 10]
+    assert not client.tokens[2]
+
+
+class Machine(NullBackend):
+    """What steps and chunks cost on an H200, by their rows and tokens, on a clock of its own."""
+
+    def __init__(self, *, layered: bool) -> None:
+        super().__init__(vocab_size=300_000, max_rows=16, max_steps=16)
+        self.now = 0.0
+        if layered:
+            self.layers = 49
+            self.begin = self._begin
+
+    def perf_counter(self) -> float:
+        return self.now
+
+    def prefill(self, chunks: Seq[Span]) -> None:
+        self.now += self._cost(chunks)
+
+    def _cost(self, chunks: Seq[Span]) -> float:
+        return 0.036 + 22e-6 * sum(len(span.tokens) for span in chunks)
+
+    def _begin(self, chunks: Seq[Span]) -> Callable[[int], None]:
+        def advance(layers: int) -> None:
+            self.now += self._cost(chunks) * layers / self.layers
+
+        return advance
+
+    def run(self, rows: Seq[DecodeRow], steps: int, interrupt: Interrupt) -> Iterator[Seq[Sampled | None]]:
+        capacity = next(capacity for capacity in (1, 2, 4, 8, 16) if capacity >= len(rows))
+        for made in super().run(rows, steps, interrupt):
+            self.now += {1: 2.3e-3, 2: 3.2e-3, 4: 5e-3, 8: 8.8e-3, 16: 15.1e-3}[capacity]
+            yield made
+
+
+def machine(monkeypatch: pytest.MonkeyPatch, *, layered: bool) -> tuple[Engine, Machine]:
+    """An engine on such a machine, as `build` would put it together."""
+    backend = Machine(layered=layered)
+    engine = Engine(
+        backend=backend,
+        prefiller=backend,
+        scheduler=Scheduler(
+            BlockManager({FULL: 4096}, window=None),
+            pace=Pace(most=8192, gap=0.04, layered=layered),
+            max_sequences=16,
+            max_steps=16,
+            riding_rows=16,
+        ),
+        tokenizer=Tokenizer.synthetic(512),
+        vocab_size=300_000,
+        max_context=200_000,
+        queue=64,
+    )
+    monkeypatch.setattr("headrace.engine.engine.time", backend)
+    monkeypatch.setattr(filling, "time", backend)
+    return engine, backend
+
+
+def gaps_beside_a_long_prompt(
+    monkeypatch: pytest.MonkeyPatch, *, layered: bool, streams: int
+) -> tuple[list[float], float]:
+    """Seconds between tokens of a stream while a prompt of 100,000 tokens is computed, and for the prompt."""
+    engine, backend = machine(monkeypatch, layered=layered)
+    times: list[float] = []
+    answer: list[Output] = []
+    forever = SamplingParams(temperature=0, max_tokens=10_000, ignore_eos=True)
+    engine.submit([1] * 500, forever, lambda output: times.append(backend.now))
+    for length in range(100, 100 * streams, 100):
+        engine.submit([1] * length, forever, lambda output: None)
+    while len(times) < 300:
+        engine.step()
+    times.clear()
+    begin = backend.now
+    engine.submit([1] * 100_000, SamplingParams(temperature=0, max_tokens=1), answer.append)
+    while not answer:
+        engine.step()
+    return [after - before for before, after in itertools.pairwise(times)], backend.now - begin
+
+
+@pytest.mark.parametrize(("streams", "share"), [(1, 0.75), (4, 0.8), (12, 1.0)])
+def test_no_gap_is_longer_than_the_bound_and_the_prompt_takes_less(
+    monkeypatch: pytest.MonkeyPatch, streams: int, share: float
+) -> None:
+    layered, soon = gaps_beside_a_long_prompt(monkeypatch, layered=True, streams=streams)
+    whole, late = gaps_beside_a_long_prompt(monkeypatch, layered=False, streams=streams)
+    assert max(layered[5:]) < 0.0405, "the first chunks tell what they cost"
+    assert max(whole) > 0.07, "a chunk's own cost and as much for its tokens"
+    assert soon < share * late
+
+
+def test_a_chunk_that_costs_more_than_was_thought_is_run_in_more_parts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine, backend = machine(monkeypatch, layered=True)
+    times: list[float] = []
+    forever = SamplingParams(temperature=0, max_tokens=10_000, ignore_eos=True)
+    engine.submit([1] * 500, forever, lambda output: times.append(backend.now))
+    for length in (3000, 1000, 5000):
+        engine.submit([1] * length, SamplingParams(max_tokens=1), lambda output: None)
+        while engine.state.running > 1 or engine.state.waiting:
+            engine.step()
+    monkeypatch.setattr(Machine, "_cost", lambda self, chunks: 0.3)
+    times.clear()
+    engine.submit([1] * 5000, SamplingParams(max_tokens=1), lambda output: None)
+    while engine.state.running > 1 or engine.state.waiting:
+        engine.step()
+    gaps = [after - before for before, after in itertools.pairwise(times)]
+    assert sum(gap > 0.041 for gap in gaps) <= 1
+    assert sum(gap > 0.035 for gap in gaps) >= 5
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("parts", [[3], [1, 1, 1], [2, 1]])
+def test_layers_in_parts_write_what_a_pass_at_once_writes(
+    model: Model, packed: bool, parts: list[int]
+) -> None:
+    """With decode steps of another sequence in between, which unpack their layers in the same memory."""
+    if packed:
+        model = packed_model(pack_model(model, device="cpu", dtype=torch.float32))
+    draw = random.Random(2)
+    first = [draw.randrange(VOCABULARY) for _ in range(150)]
+    tables = {group: list(range(8, 11)) for group in KVGroup}
+    written, made = [], []
+    for layers in ([3], parts):
+        cache = KVCache(model.config, dict.fromkeys(KVGroup, 12), dtype=torch.float32)
+        backend = TorchBackend(model, cache, max_rows=4)
+        row = rows_of(model, prompts(1, seed=5)[0] + [7], cache, backend)
+        backend.prefill([Span(first[:70], 0, tables)])
+        advance = backend.begin([Span(first[70:], 70, tables)])
+        tokens: list[int] = []
+        for count in layers:
+            advance(count)
+            row.token, row.position = (tokens or [row.token])[-1], row.position + bool(tokens)
+            [[sampled]] = backend.run([row], 1, NeverInterrupted())
+            assert sampled is not None
+            tokens.append(sampled.token)
+        written.append([pages[8:11].clone() for pages in cache.pages])
+        made.append(tokens)
+    assert all(torch.equal(*pages) for pages in zip(*written, strict=True))
+    assert made[0][0] == made[1][0]
+    assert any(pages.any() for pages in written[0])
+
+
+class NeverInterrupted:
+    def is_set(self) -> bool:
+        return False
+
+
+@pytest.mark.parametrize("decode", ["torch", "oracle"])
+def test_requests_get_the_same_tokens(model: Model, tokenizer: Tokenizer, decode: str) -> None:
+    batch = prompts(5, seed=9)
+    params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+    made = []
+    for pace in (Pace(most=100, gap=1e9), Slow(most=100, seed=3)):
+        options = EngineOptions(max_sequences=4, max_context=512, decode=decode, prefill_chunk=100)
+        engine = build_engine(model, tokenizer, options)
+        engine._scheduler.pace = pace
+        made.append(generate(engine, batch, [params] * 5))
+    assert made[0] == made[1]
+
+
+def test_engines_over_a_model_stop_between_layers(model: Model, tokenizer: Tokenizer) -> None:
+    for decode in ("torch", "oracle"):
+        engine = build_engine(model, tokenizer, EngineOptions(max_context=512, decode=decode))
+        assert engine._scheduler.pace.layered
+        assert filling.Filling.of(engine._prefiller, [], []).left == 3
+    backend = LedgerBackend(window=None, max_rows=1, max_steps=1)
+    assert filling.Filling.of(backend, [], []).left == 1

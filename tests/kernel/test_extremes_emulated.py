@@ -1,0 +1,77 @@
+"""The kernel on the host against the oracle, where contexts, lengths and routings are extreme."""
+
+from __future__ import annotations
+
+import pytest
+
+from headrace.kernel.check.against_oracle import BOUND, ROW_BOUND, row_errors, step_errors, worst
+from headrace.step.oracle.past import NoisyPast, edges
+from tests.kernel.emulated import COMPILER, Spoilt
+from tests.kernel.emulated.libraries import Libraries
+from tests.kernel.extremes import CONTEXTS, EDGES, ROUTINGS, WIDE_WINDOW, routed, routing_errors
+
+pytestmark = [pytest.mark.skipif(COMPILER is None, reason="no C++ compiler"), pytest.mark.timeout(240)]
+
+BREAKS: dict[str, Spoilt] = {
+    "a window of one token more": (
+        "ops/attention.h",
+        "token > position - window",
+        "token >= position - window",
+    ),
+    "a window of one token less": (
+        "ops/attention.h",
+        "token > position - window",
+        "token > position - window + 1",
+    ),
+    "one chunk too few": (
+        "items.h",
+        "divided_up(visible, size), 0}",
+        "max(1, divided_up(visible, size) - 1), 0}",
+    ),
+}
+# Seen only where as many experts are active as can be.
+EXPERT_LOST: Spoilt = (
+    "route.h",
+    "s.route.users[place] = chosen[n];",
+    "s.route.users[place] = place == 127 ? 0u : chosen[n];",
+)
+
+
+def errors(libraries: Libraries, lengths: list[int], spoilt: Spoilt | None = None) -> dict[str, float]:
+    return row_errors(libraries.bench(lengths, 4, config=WIDE_WINDOW, world=NoisyPast, seed=1, spoilt=spoilt))
+
+
+def test_contexts_of_65537_tokens_and_less(libraries: Libraries) -> None:
+    found = errors(libraries, CONTEXTS[:4])
+    assert worst(found) <= ROW_BOUND, found
+
+
+@pytest.mark.parametrize("name", BREAKS)
+def test_a_token_or_a_chunk_that_is_missed_is_seen(libraries: Libraries, name: str) -> None:
+    """In a row of many tokens, and although the row's other tokens are all there."""
+    assert not worst(errors(libraries, [4500, 9000], BREAKS[name])) <= 2 * ROW_BOUND
+
+
+def test_edges_are_where_chunks_and_windows_begin_and_end() -> None:
+    assert edges(300, 0) == [0, 127, 128, 255, 256, 299]
+    assert edges(8192, 4096) == [4097, 4223, 4224, 6143, 6144, 8191]
+    assert edges(1, 0) == edges(1, 70) == [0]
+
+
+def test_lengths_around_every_edge(libraries: Libraries) -> None:
+    found = step_errors(libraries.bench(EDGES, 16))
+    assert worst(found) <= BOUND, found
+
+
+@pytest.mark.parametrize("name", ROUTINGS)
+def test_routings(libraries: Libraries, name: str) -> None:
+    lengths, config = routed(name)
+    found = routing_errors(libraries.bench(lengths, 16, config=config), name)
+    assert worst(found) <= BOUND, found
+
+
+def test_an_expert_that_is_left_out_is_seen(libraries: Libraries) -> None:
+    name = "every expert, each by one row"
+    lengths, config = routed(name)
+    found = routing_errors(libraries.bench(lengths, 16, config=config, spoilt=EXPERT_LOST), name)
+    assert not worst(found) <= BOUND
