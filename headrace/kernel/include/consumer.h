@@ -20,9 +20,6 @@ struct Consumer {
   __device__ __forceinline__ int group() const { return warp() / TILE_WARPS; }
   __device__ __forceinline__ int part() const { return warp() % TILE_WARPS; }
 
-  // For the watchdog: the number is read only when it strikes.
-  __device__ __forceinline__ Site site() const { return {Agent::CONSUMER, static_cast<int32_t>(begun)}; }
-
   // All consumers.
   __device__ __forceinline__ void meet_all() const { ptx::meet(ALL_CONSUMERS, CONSUMERS); }
 
@@ -55,22 +52,24 @@ __device__ __forceinline__ bool begin_after(Consumer& c, Waits waits) {
 }
 
 __device__ __forceinline__ void wait_for(Consumer& c, int32_t counter, int32_t arrivals) {
-  if (counter) wait_counter(c.s, c.p, counter, c.s.epoch * static_cast<uint32_t>(arrivals), c.site());
+  if (counter) wait_counter(c.s, c.p, Agent::CONSUMER, counter, c.s.epoch * static_cast<uint32_t>(arrivals));
 }
 
 // The waits that the descriptor names.
+__device__ __forceinline__ void wait_for_inputs(Consumer& c, const isa::Descriptor& task) {
+  wait_for(c, task.wait_counter, task.wait_arrivals);
+  wait_for(c, task.second_counter, task.second_arrivals);
+}
+
 __device__ __forceinline__ bool begin_task(Consumer& c, const isa::Descriptor& task) {
-  return begin_after(c, [&] {
-    wait_for(c, task.wait_counter, task.wait_arrivals);
-    wait_for(c, task.second_counter, task.second_arrivals);
-  });
+  return begin_after(c, [&] { wait_for_inputs(c, task); });
 }
 
 // A signal with no data, for tasks that publish nothing else. For all consumers; counts as one message.
 __device__ __forceinline__ void signal_only(Consumer& c, const isa::Descriptor& task) {
   if (!task.signal_counter) return;
   if (c.thread == 0) {
-    claim_message(c.s, c.p, c.sequence, c.site());
+    claim_message(c.s, c.sequence);
     submit_message(c.s, c.p, c.sequence, nullptr, c.s.payload[0], 0, task.signal_counter, task.signal_amount);
   }
   c.sequence++;
@@ -91,6 +90,6 @@ __device__ __forceinline__ void send_tile(Consumer& c, const isa::Descriptor& ta
 // The payload of tile `index`, free to be written. For the warp that finishes it.
 template <typename Element>
 __device__ __forceinline__ Element* tile_payload(Consumer& c, int index) {
-  claim_message(c.s, c.p, c.sequence + index, c.site());
+  claim_message(c.s, c.sequence + index);
   return reinterpret_cast<Element*>(c.s.payload[(c.sequence + index) % MESSAGES]);
 }

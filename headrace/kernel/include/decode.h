@@ -6,13 +6,9 @@
 #include "ops/attention_merge.h"
 #include "ops/embed.h"
 #include "ops/expert_down.h"
-#include "ops/expert_up.h"
 #include "ops/ffn_down.h"
-#include "ops/ffn_up.h"
-#include "ops/lm_head.h"
+#include "ops/normed.h"
 #include "ops/o_proj.h"
-#include "ops/qkv_proj.h"
-#include "ops/router.h"
 #include "ops/sample_commit.h"
 #include "ops/sample_pick.h"
 #include "ops/sample_select.h"
@@ -35,15 +31,15 @@ __device__ __forceinline__ void run_task(Consumer& c, const TaskSlot& slot) {
   if (task.opcode >= static_cast<int32_t>(isa::Opcode::SAMPLE_STATS)) return run_sampling(c, task);
   switch (static_cast<isa::Opcode>(task.opcode)) {
     case isa::Opcode::EMBED: return embed(c, task);
-    case isa::Opcode::ROUTER: return router(c, task);
-    case isa::Opcode::QKV_PROJ: return qkv_proj(c, task);
     case isa::Opcode::ATTENTION: return attention(c, task);
     case isa::Opcode::O_PROJ: return o_proj(c, task);
-    case isa::Opcode::EXPERT_UP: return expert_up(c, slot);
     case isa::Opcode::EXPERT_DOWN: return expert_down(c, task);
-    case isa::Opcode::FFN_UP: return ffn_up(c, task);
     case isa::Opcode::FFN_DOWN: return ffn_down(c, task);
-    case isa::Opcode::LM_HEAD: return lm_head(c, task);
+    case isa::Opcode::ROUTER:
+    case isa::Opcode::QKV_PROJ:
+    case isa::Opcode::EXPERT_UP:
+    case isa::Opcode::FFN_UP:
+    case isa::Opcode::LM_HEAD: return project_normed(c, slot);
     default: return;
   }
 }
@@ -55,7 +51,8 @@ __device__ __forceinline__ void consume(Shared& s, const Params& p) {
     ptx::forget(c.thread);
     const uint32_t slot = c.begun % isa::TASK_SLOTS;
     trace::ready(s, trace::CONSUMERS);
-    wait_barrier(s, p, &s.task_full[slot], c.begun / isa::TASK_SLOTS & 1, c.site(), Waited::TASK, slot);
+    wait_barrier(s, Agent::CONSUMER, &s.task_full[slot], c.begun / isa::TASK_SLOTS & 1, Waited::TASK, slot);
+    if (c.thread == 0) s.doing[static_cast<int>(Agent::CONSUMER)] = s.tasks[slot].number;
     trace::begin(s, trace::CONSUMERS, s.epoch - p.epoch - 1, s.tasks[slot].number);
     run_task(c, s.tasks[slot]);
     trace::end(s, p, trace::CONSUMERS);
@@ -81,6 +78,7 @@ __device__ __forceinline__ void begin(Shared& s, const Params& p) {
     ptx::barrier_inits_done();
     s.issued = 0;
     s.ended = s.aborted = 0;
+    for (Note& note : s.notes) note.waited = 0;
     s.experts_read = 0;
     trace::prepare(s);
     s.epoch = p.epoch + 1;

@@ -71,7 +71,8 @@ __device__ __forceinline__ int staged_at(int group, int row) {
   return (group * ROWS + (ROWS >= 8 ? row ^ (group & 3) << 1 : row)) * 16;
 }
 
-// Those of blocks [first, first + count), from shared memory where block `first` begins.
+// Those of blocks [first, first + count), in the order in which they are multiplied, from shared memory where block
+// `first` begins.
 template <int K>
 __device__ __forceinline__ void take_activations(const Consumer& c, const uint8_t* from, int first, int count, Activations<K>& a) {
   using C = Columns<K>;
@@ -87,15 +88,19 @@ __device__ __forceinline__ void take_activations(const Consumer& c, const uint8_
   }
 }
 
-// Fetched activations in the order in which they are multiplied.
+// Eight columns in the order in which they are multiplied.
+__device__ __forceinline__ uint4 arranged(const uint4& fetched) { return make_uint4(fetched.x, fetched.z, fetched.y, fetched.w); }
+
+// Fetched activations in that order, once and for all: the assembler would rather do it anew for every product.
 template <int K>
 __device__ __forceinline__ void arrange(const Activations<K>& fetched, Activations<K>& a) {
   constexpr int COUNT = Columns<K>::PAGES * Columns<K>::OWN;
 #pragma unroll
   for (int j = 0; j < COUNT; j++) {
     // Read whole before it is written: both may be the same.
-    a.low[j] = make_uint4(fetched.low[j].x, fetched.low[j].z, fetched.low[j].y, fetched.low[j].w);
-    if constexpr (WIDE) a.high[j] = make_uint4(fetched.high[j].x, fetched.high[j].z, fetched.high[j].y, fetched.high[j].w);
+    constexpr bool FEW = Columns<K>::REGISTERS <= 64;
+    a.low[j] = FEW ? ptx::settled(arranged(fetched.low[j])) : arranged(fetched.low[j]);
+    if constexpr (WIDE) a.high[j] = FEW ? ptx::settled(arranged(fetched.high[j])) : arranged(fetched.high[j]);
   }
 }
 
@@ -115,7 +120,7 @@ __device__ __forceinline__ Sums multiply(Consumer& c, RingPlace& ring, const Act
   for (int n = 0; n < Sums::EIGHTS * Sums::PARTS * 2 * 4; n++) (&sums.value[0][0][0][0])[n] = 0;
 #pragma unroll
   for (int page = 0; page < C::PAGES; page++) {
-    wait_barrier(c.s, c.p, &c.s.page_full[ring.slot], ring.parity(), c.site(), Waited::PAGE_LANDED, ring.slot);
+    wait_barrier(c.s, Agent::CONSUMER, &c.s.page_full[ring.slot], ring.parity(), Waited::PAGE_LANDED, ring.slot);
     const uint4* from = reinterpret_cast<const uint4*>(c.s.ring[ring.slot]) + c.part() * 32 + c.lane();
 #pragma unroll
     for (int begin = 0; begin < C::OWN; begin += C::HELD) {
@@ -142,11 +147,10 @@ __device__ __forceinline__ Sums multiply(Consumer& c, RingPlace& ring, const Act
   return sums;
 }
 
-// The results of a tile in the warp that finishes it. Lane 4g + c has outputs 2c and 2c + 1 of row g, and of row
-// g + 8 where the rows are many; HALVES is 2 for the tiles of 16 weight rows.
-template <int HALVES>
+// The results of 8 weight rows in the warp that finishes their tile. Lane 4g + c has outputs 2c and 2c + 1 of row g, and
+// of row g + 8 where the rows are many.
 struct Results {
-  float2 value[HALVES][Sums::EIGHTS];
+  float2 value[Sums::EIGHTS];
 };
 
 // A lane's part of a tile, before it is added to the other warps': it has row g of the weights, and rows 2c and 2c + 1 of
@@ -166,32 +170,47 @@ struct Part {
   }
 };
 
-// Add up a tile's parts across its warps, in the order above. For all its warps. One of them, they take turns, calls
-// `finish(results)`. The others leave their parts in one of two buffers and go on: they wait only for a buffer whose last
-// reader is late.
-template <int HALVES, typename Finish>
-__device__ __forceinline__ void add_up(Consumer& c, const Part (&parts)[HALVES], Finish finish) {
-  const int which = c.turn & 1;
-  const uint32_t parity = c.turn / 2 & 1;
-  auto& buffer = c.s.sums[which];
-  wait_barrier(c.s, c.p, &c.s.sums_empty[c.group()][which], parity ^ 1, c.site(), Waited::SUMS_EMPTY, which);
-#pragma unroll
-  for (int n = 0; n < HALVES * Sums::EIGHTS; n++) {
-    const auto& v = parts[n / Sums::EIGHTS].value[n % Sums::EIGHTS];
-    float2 sum = v[0];
-    if constexpr (Sums::PARTS == 2) sum = make_float2(sum.x + v[1].x, sum.y + v[1].y);
-    *reinterpret_cast<float2*>(&buffer[c.warp()][n][c.lane() * 2]) = sum;
-  }
-  __syncwarp();
-  if (c.lane() == 0) ptx::barrier_arrive(&c.s.sums_full[c.group()][which], 1);
-  const bool mine = c.finishes();
+// Adding up a tile's parts across its warps, in the order above. They leave them in one of two buffers, in turn; one of
+// them, in turn as well, finishes the tile, and the others go on: they wait only for a buffer whose last reader is late.
+struct Turn {
+  int32_t which;
+  uint32_t parity;
+  bool mine;  // to finish
+};
+
+// For all warps of a tile, as all below.
+__device__ __forceinline__ Turn begin_turn(Consumer& c) {
+  const Turn turn{static_cast<int32_t>(c.turn & 1), c.turn / 2 & 1, c.finishes()};
   c.turn++;
-  if (!mine) return;
-  wait_barrier(c.s, c.p, &c.s.sums_full[c.group()][which], parity, c.site(), Waited::SUMS_FULL, which);
-  const int first = c.warp() - c.part(), row = c.lane() >> 2, output = (c.lane() & 3) * 2;
-  Results<HALVES> results;
+  wait_barrier(c.s, Agent::CONSUMER, &c.s.sums_empty[c.group()][turn.which], turn.parity ^ 1, Waited::SUMS_EMPTY, turn.which);
+  return turn;
+}
+
+// Part `place` of the two that a turn has room for.
+__device__ __forceinline__ void leave_part(Consumer& c, const Turn& turn, int place, const Part& part) {
 #pragma unroll
-  for (int n = 0; n < HALVES * Sums::EIGHTS; n++) {
+  for (int n = 0; n < Sums::EIGHTS; n++) {
+    float2 sum = part.value[n][0];
+    if constexpr (Sums::PARTS == 2) sum = make_float2(sum.x + part.value[n][1].x, sum.y + part.value[n][1].y);
+    *reinterpret_cast<float2*>(&c.s.sums[turn.which][c.warp()][place * Sums::EIGHTS + n][c.lane() * 2]) = sum;
+  }
+}
+
+// All parts of this warp are left. True in the warp that finishes, when those of the others are there, too.
+__device__ __forceinline__ bool parts_left(Consumer& c, const Turn& turn) {
+  __syncwarp();
+  uint64_t* full = &c.s.sums_full[c.group()][turn.which];
+  if (c.lane() == 0) ptx::barrier_arrive(full, 1);
+  if (turn.mine) wait_barrier(c.s, Agent::CONSUMER, full, turn.parity, Waited::SUMS_FULL, turn.which);
+  return turn.mine;
+}
+
+__device__ __forceinline__ Results added_up(const Consumer& c, const Turn& turn, int place) {
+  const auto& buffer = c.s.sums[turn.which];
+  const int first = c.warp() - c.part(), row = c.lane() >> 2, output = (c.lane() & 3) * 2;
+  Results results;
+#pragma unroll
+  for (int n = 0; n < Sums::EIGHTS; n++) {
     float total[2];
 #pragma unroll
     for (int e = 0; e < 2; e++) {
@@ -199,32 +218,43 @@ __device__ __forceinline__ void add_up(Consumer& c, const Part (&parts)[HALVES],
       float q[4];
 #pragma unroll
       for (int w = 0; w < 4; w++) {
-        q[w] = buffer[first + w][n][at];
-        if (WIDE) q[w] += buffer[(w + 4) % CONSUMER_WARPS][n][at];
+        q[w] = buffer[first + w][place * Sums::EIGHTS + n][at];
+        if (WIDE) q[w] += buffer[(w + 4) % CONSUMER_WARPS][place * Sums::EIGHTS + n][at];
       }
       total[e] = (q[0] + q[1]) + (q[2] + q[3]);
     }
-    results.value[n / Sums::EIGHTS][n % Sums::EIGHTS] = make_float2(total[0], total[1]);
+    results.value[n] = make_float2(total[0], total[1]);
   }
-  __syncwarp();
-  if (c.lane() == 0) ptx::barrier_arrive(&c.s.sums_empty[c.group()][which], 1);
-  finish(results);
+  return results;
 }
 
-// Call `finish(index, results)` for every tile, in the warp that finishes it. HALVES of 8 weight rows make a tile.
-template <int K, int HALVES, typename Finish>
-__device__ __forceinline__ void each_tile(Consumer& c, int tiles, const Activations<K>& a, Finish finish) {
-  constexpr int PAGES = Columns<K>::PAGES * HALVES;
+// The finishing warp has read its sums.
+__device__ __forceinline__ void end_turn(Consumer& c, const Turn& turn) {
+  __syncwarp();
+  if (c.lane() == 0) ptx::barrier_arrive(&c.s.sums_empty[c.group()][turn.which], 1);
+}
+
+// Call `finish(index, half, results)` for every 8 weight rows of every tile, of which there are `halves`, at most
+// MOST_HALVES, and `done(index)` for every tile; in the warp that finishes it.
+template <int K, int MOST_HALVES, typename Finish, typename Done>
+__device__ __forceinline__ void each_tile(Consumer& c, int tiles, int halves, const Activations<K>& a, Finish finish, Done done) {
+  using C = Columns<K>;
+#pragma unroll 1
   for (int index = 0; index < tiles; index++) {
     if (c.owns_tile(index)) {
       RingPlace ring = c.ring;
-      if (TILE_GROUPS > 1) let_loader_come(c.s, c.p, ring, PAGES, Columns<K>::PER_PAGE * isa::UNIT, c.site());
-      Part parts[HALVES];
-#pragma unroll
-      for (int half = 0; half < HALVES; half++) parts[half] = Part(multiply<K>(c, ring, a));
-      add_up(c, parts, [&](const Results<HALVES>& results) { finish(index, results); });
+      if (TILE_GROUPS > 1) let_loader_come(c.s, ring, C::PAGES * MOST_HALVES, C::PER_PAGE * isa::UNIT);
+      const Turn turn = begin_turn(c);
+#pragma unroll 1
+      for (int half = 0; half < halves; half++) leave_part(c, turn, half, Part(multiply<K>(c, ring, a)));
+      if (parts_left(c, turn)) {
+#pragma unroll 1
+        for (int half = 0; half < halves; half++) finish(index, half, added_up(c, turn, half));
+        end_turn(c, turn);
+        done(index);
+      }
     }
-    c.ring.advance(PAGES);
+    c.ring.advance(C::PAGES * halves);
   }
 }
 

@@ -44,6 +44,7 @@ __device__ __forceinline__ int share_begin(int total, int share, int shares) {
 struct Runs {
   static constexpr int PAIRS = ROWS * sizes::KV_HEADS, ROUNDS = (PAIRS + isa::WARP - 1) / isa::WARP;
   int32_t low[ROUNDS], high[ROUNDS];
+  static_assert(ROUNDS <= 2);
 
   // For all lanes of a warp, as all that follows.
   __device__ __forceinline__ Runs(const ChunkTable& table, int share, int shares, int lane) {
@@ -82,15 +83,16 @@ struct Runs {
   // Call `visit(row, head, low, high)` for every run, in order.
   template <typename Visit>
   __device__ __forceinline__ void each(Visit visit) const {
-#pragma unroll
+    // Not unrolled: what `visit` does must be there but once.
+#pragma unroll 1
     for (int round = 0; round < ROUNDS; round++) {
-      uint32_t lanes = __ballot_sync(~0u, low[round] < high[round]);
+      const int own_low = round ? low[ROUNDS - 1] : low[0], own_high = round ? high[ROUNDS - 1] : high[0];
+      uint32_t lanes = __ballot_sync(~0u, own_low < own_high);
 #pragma unroll 1
       while (lanes) {
         const int lane = __ffs(lanes) - 1, pair = round * isa::WARP + lane;
         lanes &= lanes - 1;
-        visit(pair / sizes::KV_HEADS, pair % sizes::KV_HEADS, __shfl_sync(~0u, low[round], lane),
-              __shfl_sync(~0u, high[round], lane));
+        visit(pair / sizes::KV_HEADS, pair % sizes::KV_HEADS, __shfl_sync(~0u, own_low, lane), __shfl_sync(~0u, own_high, lane));
       }
     }
   }

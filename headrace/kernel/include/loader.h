@@ -18,37 +18,28 @@ struct Loader {
   uint32_t routes = 0;   // taken from the router
   RingFiller ring;       // of lane 0
 
-  __device__ __forceinline__ Site site() const { return {Agent::LOADER, number}; }
-
   // Copy `count` pages that follow one another. False if the launch is over.
   __device__ __forceinline__ bool pages(const uint8_t* from, int count, uint32_t bytes) {
     bool going = true;
     if (lane == 0)
 #pragma unroll 1
-      for (int i = 0; going && i < count; i++, from += bytes) going = ring.issue(s, p, from, bytes, site());
+      for (int i = 0; going && i < count; i++, from += bytes) going = ring.issue(s, from, bytes);
     return __shfl_sync(~0u, going, 0);
   }
 };
 
-__device__ __forceinline__ bool load_experts_up(Loader& l, const isa::Descriptor& task, int first, int last) {
+// Tiles [first, last) of a matrix, or of those of the active experts one after the other. What follows in memory is one run.
+__device__ __forceinline__ bool load_tiles(Loader& l, const isa::Descriptor& task, int first, int last) {
   const uint32_t tile_bytes = task.pages_per_tile * task.page_bytes;
 #pragma unroll 1
   for (int item = first; item < last;) {
-    const int slot = item / task.tile_count, tile = item - slot * task.tile_count;
+    const int slot = task.expert_stride ? item / task.tile_count : 0, tile = item - slot * task.tile_count;
     const int run = min(task.tile_count - tile, last - item);
-    const size_t unit = task.weights + static_cast<size_t>(l.s.route.expert[slot]) * task.expert_stride;
+    size_t unit = task.weights;
+    if (task.expert_stride) unit += static_cast<size_t>(l.s.route.expert[slot]) * task.expert_stride;
     const uint8_t* from = l.p.weights + unit * isa::UNIT + static_cast<size_t>(tile) * tile_bytes;
     if (!l.pages(from, run * task.pages_per_tile, task.page_bytes)) return false;
     item += run;
-  }
-  return true;
-}
-
-__device__ __forceinline__ bool load_experts_down(Loader& l, const isa::Descriptor& task) {
-#pragma unroll 1
-  for (int slot = 0; slot < l.s.route.count; slot++) {
-    const size_t unit = task.weights + static_cast<size_t>(l.s.route.expert[slot]) * task.expert_stride;
-    if (!l.pages(l.p.weights + unit * isa::UNIT, task.tile_count * task.pages_per_tile, task.page_bytes)) return false;
   }
   return true;
 }
@@ -79,10 +70,10 @@ __device__ __forceinline__ bool wait_for_pages(Loader& l, const isa::Descriptor&
   const bool routed = task.opcode == static_cast<int32_t>(isa::Opcode::EXPERT_UP);
   if (task.loader_counter && l.lane == 0) {
     if (routed) {
-      going = wait_barrier_or_end(s, l.p, &s.route_full, l.routes & 1, l.site(), Waited::ROUTE, 0);
+      going = wait_barrier_or_end(s, Agent::LOADER, &s.route_full, l.routes & 1, Waited::ROUTE, 0);
     } else {
       const uint32_t steps = l.epoch - task.loader_lag;
-      wait_counter(s, l.p, task.loader_counter, steps * static_cast<uint32_t>(task.loader_arrivals), l.site());
+      wait_counter(s, l.p, Agent::LOADER, task.loader_counter, steps * static_cast<uint32_t>(task.loader_arrivals));
     }
     going = going && !is_set(s.aborted) && !is_set(s.ended);
     if (task.loader_lag) ptx::global_before_bulk();  // KV that other SMs stored in the step before
@@ -97,8 +88,10 @@ __device__ __forceinline__ bool load_task(Loader& l, int32_t word) {
   const uint32_t slot = l.handed % isa::TASK_SLOTS, lap = l.handed / isa::TASK_SLOTS;
   bool going = true;
   trace::ready(s, trace::LOADER);
-  if (l.lane == 0)
-    going = wait_barrier_or_end(s, l.p, &s.task_empty[slot], (lap & 1) ^ 1, l.site(), Waited::TASK_FREE, slot);
+  if (l.lane == 0) {
+    s.doing[static_cast<int>(Agent::LOADER)] = l.number;
+    going = wait_barrier_or_end(s, Agent::LOADER, &s.task_empty[slot], (lap & 1) ^ 1, Waited::TASK_FREE, slot);
+  }
   if (!__shfl_sync(~0u, going, 0)) return false;
   trace::begin(s, trace::LOADER, l.epoch - l.p.epoch - 1, l.number);
   TaskSlot& given = s.tasks[slot];
@@ -107,11 +100,11 @@ __device__ __forceinline__ bool load_task(Loader& l, int32_t word) {
   const isa::Descriptor& task = given.task;
   const auto opcode = static_cast<isa::Opcode>(task.opcode);
   if (!wait_for_pages(l, task)) return false;
-  int first = 0, last = 0;
+  const bool routed = task.expert_stride != 0;
+  int first = 0, last = task.tile_count * (routed ? s.route.count : 1);
   if (opcode == isa::Opcode::EXPERT_UP) {
-    const int items = s.route.count * task.tile_count;
-    first = share_begin(items, task.share, task.shares);
-    last = share_begin(items, task.share + 1, task.shares);
+    first = share_begin(last, task.share, task.shares);
+    last = share_begin(last, task.share + 1, task.shares);
     if (l.lane == 0) s.experts_read += s.route.count;
   }
   if (l.lane == 0) {
@@ -123,23 +116,8 @@ __device__ __forceinline__ bool load_task(Loader& l, int32_t word) {
   __syncwarp();
   if (l.lane == 0) ptx::barrier_arrive(&s.task_full[slot], 1);
   l.handed++;
-  switch (opcode) {
-    case isa::Opcode::ROUTER:
-    case isa::Opcode::QKV_PROJ:
-    case isa::Opcode::O_PROJ:
-    case isa::Opcode::FFN_UP:
-    case isa::Opcode::FFN_DOWN:
-    case isa::Opcode::LM_HEAD:
-      return l.pages(l.p.weights + static_cast<size_t>(task.weights) * isa::UNIT, task.tile_count * task.pages_per_tile, task.page_bytes);
-    case isa::Opcode::EXPERT_UP:
-      return load_experts_up(l, task, first, last);
-    case isa::Opcode::EXPERT_DOWN:
-      return load_experts_down(l, task);
-    case isa::Opcode::ATTENTION:
-      return load_attention(l, task);
-    default:
-      return true;
-  }
+  if (opcode == isa::Opcode::ATTENTION) return load_attention(l, task);
+  return task.pages_per_tile == 0 || opcode == isa::Opcode::EMBED || load_tiles(l, task, first, last);
 }
 
 // The loader's whole life; one warp. Descriptors are fetched a task ahead, so that no copy waits for one.

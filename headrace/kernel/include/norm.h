@@ -144,7 +144,7 @@ __device__ __forceinline__ void lay_out(Consumer& c, const OwnGroups<K>& own, ui
     for (int n = 0; n < ROWS; n++) {
       const int group = own.group(c, round, n), block = group / 4 - first;
       if (group >= 0 && block >= 0 && block < count)
-        *reinterpret_cast<uint4*>(staging + staged_at(block * 4 + group % 4, own.row(c))) = own.word[round][n];
+        *reinterpret_cast<uint4*>(staging + staged_at(block * 4 + group % 4, own.row(c))) = arranged(own.word[round][n]);
     }
 }
 
@@ -165,11 +165,13 @@ __device__ __forceinline__ void normalize(Consumer& c, int norm, Activations<K>&
       if (group >= 0) own.word[round][n] = normalized(own.word[round][n], weights + group * 8, row);
     }
   uint8_t* staging = INPUT_STAYS ? c.s.input : reinterpret_cast<uint8_t*>(&c.s.sums[0][0][0][0]);
-#pragma unroll
+#pragma unroll 1
   for (int first = 0; first < BLOCKS; first += COUNT) {
     lay_out<K>(c, own, staging, first, COUNT);
     c.meet_all();
-    take_activations<K>(c, staging, first, COUNT, a);
+#pragma unroll
+    for (int part = 0; part < BLOCKS; part += COUNT)
+      if (part == first) take_activations<K>(c, staging, part, COUNT, a);
     if (!INPUT_STAYS) c.meet_all();  // before the next part, or sums, take its place
   }
 }
@@ -183,5 +185,4 @@ __device__ __forceinline__ void load_normalized(Consumer& c, int norm, Activatio
     normalize<K>(c, norm, a);
     if (INPUT_STAYS && c.thread == 0) c.s.input_norm = norm, c.s.input_epoch = c.s.epoch;  // for tasks after this one
   }
-  arrange<K>(a, a);
 }

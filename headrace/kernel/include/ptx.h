@@ -169,6 +169,12 @@ __device__ __forceinline__ void multiply_add(float (&d)[4], uint32_t a0, uint32_
 // Keep the compiler from working out ahead of a loop all that depends on this value.
 __device__ __forceinline__ void forget(uint32_t& value) { asm volatile("" : "+r"(value)); }
 
+// A copy with its middle words in registers of their own, which the assembler does not take for those they came from.
+__device__ __constant__ uint32_t all_bytes = 0x3210;
+__device__ __forceinline__ uint4 settled(const uint4& value) {
+  return make_uint4(value.x, __byte_perm(value.y, 0, all_bytes), __byte_perm(value.z, 0, all_bytes), value.w);
+}
+
 // Meet the other threads (`count` in all) that name this barrier.
 __device__ __forceinline__ void meet(int barrier, int count) {
   asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(count) : "memory");
@@ -178,6 +184,9 @@ __device__ __forceinline__ void meet(int barrier, int count) {
 __device__ __forceinline__ void meet_no_wait(int barrier, int count) {
   asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(count) : "memory");
 }
+
+// For a moment, between looks at a word that no barrier tells of.
+__device__ __forceinline__ void pause() { __nanosleep(32); }
 
 template <int REGISTERS>
 __device__ __forceinline__ void take_registers() {

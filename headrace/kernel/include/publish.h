@@ -8,9 +8,9 @@
 #include "wait.h"
 
 // Before message `sequence` may be written. For any thread of the warp that writes it.
-__device__ __forceinline__ void claim_message(Shared& s, const Params& p, uint32_t sequence, Site site) {
+__device__ __forceinline__ void claim_message(Shared& s, uint32_t sequence) {
   const uint32_t slot = sequence % MESSAGES, lap = sequence / MESSAGES;
-  wait_barrier(s, p, &s.message_empty[slot], (lap & 1) ^ 1, site, Waited::MESSAGE_FREE, slot);
+  wait_barrier(s, Agent::CONSUMER, &s.message_empty[slot], (lap & 1) ^ 1, Waited::MESSAGE_FREE, slot);
 }
 
 // Hand over message `sequence`, which was claimed. For one thread; every thread that wrote to the payload has
@@ -26,44 +26,83 @@ __device__ __forceinline__ void submit_message(Shared& s, const Params& p, uint3
   ptx::barrier_arrive(&s.message_full[sequence % MESSAGES], 1);
 }
 
-// Whether the message of this number has left: its payload may be written anew. For messages at most MESSAGES back.
-__device__ __forceinline__ void wait_sent(Shared& s, const Params& p, uint32_t sequence, Site site) {
+// Until the message of this number has left: its payload may be written anew. For messages at most MESSAGES back.
+__device__ __forceinline__ void wait_sent(Shared& s, uint32_t sequence) {
   const uint32_t slot = sequence % MESSAGES, lap = sequence / MESSAGES;
-  wait_barrier(s, p, &s.message_empty[slot], lap & 1, site, Waited::MESSAGE_FREE, slot);
+  wait_barrier(s, Agent::CONSUMER, &s.message_empty[slot], lap & 1, Waited::MESSAGE_FREE, slot);
 }
 
-// Tell the host of this SM's trouble, if it is the first, and all other SMs.
-__device__ __forceinline__ void tell_trouble(Shared& s, const Params& p) {
-  if (*static_cast<volatile int32_t*>(&s.aborted) != OWN || atomicCAS(p.abort_flag, 0u, 1u) != 0u) return;
-  const volatile Trouble& trouble = s.trouble;
+__device__ __forceinline__ Note note_of(const Shared& s, int warp) {
+  const volatile Note& note = s.notes[warp];
+  return {note.waited, note.want};
+}
+
+// Tell the host what a warp of this SM waits for, if no other SM was first.
+__device__ __forceinline__ void tell_trouble(Shared& s, const Params& p, int warp, Note note) {
+  if (atomicCAS(p.abort_flag, 0u, 1u) != 0u) return;
+  const Agent agent = warp < CONSUMER_WARPS ? Agent::CONSUMER : warp == LOADER_WARP ? Agent::LOADER : warp == ROUTER_WARP ? Agent::ROUTER : Agent::MERGER;
+  const auto waited = static_cast<Waited>((note.waited >> Note::INDEX_BITS) - 1);
+  const int32_t index = note.waited & ((1u << Note::INDEX_BITS) - 1);
   variant::HostLink* host = p.host;
   host->sm = blockIdx.x;
-  host->agent = trouble.agent;
-  host->task = trouble.task;
-  host->waited = trouble.waited;
-  host->index = trouble.index;
-  host->want = trouble.want;
-  host->have = trouble.have;
+  host->agent = static_cast<int32_t>(agent);
+  host->task = s.doing[static_cast<int>(agent)];
+  host->waited = static_cast<int32_t>(waited);
+  host->index = index;
+  host->want = note.want;
+  host->have = waited == Waited::COUNTER ? ptx::load_relaxed(counter_at(p, index)) : 0;
   ptx::store_to_host(&host->aborted, 1);
 }
 
+// The watchdog, in the publisher's hands. It looks at one warp's note until that changes, and then at the next one's: a
+// warp that waits forever is come to in the end.
+struct Watchdog {
+  int warp = 0;
+  Note seen{};
+  uint64_t since = 0;
+  uint32_t looks = 0;
+
+  // Whether the launch is to end, because of this SM or of another.
+  __device__ __forceinline__ bool strikes(Shared& s, const Params& p) {
+    if ((++looks & 15) == 0 && ptx::load_relaxed(p.abort_flag)) return true;
+    const Note note = note_of(s, warp);
+    if (note.waited == 0 || note.waited != seen.waited || note.want != seen.want) {
+      warp = warp + 1 < THREADS / isa::WARP ? warp + 1 : 0;
+      seen = note_of(s, warp);
+      since = ptx::nanoseconds();
+      return false;
+    }
+    if (ptx::nanoseconds() - since < p.timeout) return false;
+    // Who waits for a counter knows best what is missing, and the consumers come first.
+    for (int other = 0; other < THREADS / isa::WARP; other++)
+      if (note_of(s, other).waited >> Note::INDEX_BITS == static_cast<uint32_t>(Waited::COUNTER) + 1) {
+        tell_trouble(s, p, other, note_of(s, other));
+        return true;
+      }
+    tell_trouble(s, p, warp, note);
+    return true;
+  }
+};
+
 // Wait for message `sequence`. False if there will be none.
-__device__ __forceinline__ bool next_message(Shared& s, const Params& p, uint32_t sequence) {
+__device__ __forceinline__ bool next_message(Shared& s, const Params& p, Watchdog& watchdog, uint32_t sequence) {
   uint64_t* full = &s.message_full[sequence % MESSAGES];
   const uint32_t parity = sequence / MESSAGES & 1;
-  for (uint32_t tries = 1; !ptx::barrier_passed(full, parity); tries++) {
+  while (!ptx::barrier_passed(full, parity)) {
     // The last commit's message is there before `ended` is set: nothing is left if there is none now.
     if (is_set(s.ended)) return ptx::barrier_passed(full, parity);
-    const int32_t aborted = *static_cast<volatile int32_t*>(&s.aborted);
-    if (aborted == OWN || aborted == ELSEWHERE) return false;
-    if ((tries & 15) == 0 && ptx::load_relaxed(p.abort_flag)) atomicCAS(&s.aborted, NO, ELSEWHERE);
+    if (watchdog.strikes(s, p)) {
+      *static_cast<volatile int32_t*>(&s.aborted) = 1;
+      return false;
+    }
   }
   return true;
 }
 
 // The publisher's whole life; one thread.
 __device__ __forceinline__ void publish(Shared& s, const Params& p) {
-  for (uint32_t sequence = 0; next_message(s, p, sequence); sequence++) {
+  Watchdog watchdog;
+  for (uint32_t sequence = 0; next_message(s, p, watchdog, sequence); sequence++) {
     const Message message = s.messages[sequence % MESSAGES];
     trace::begin(s, trace::PUBLISHER, 0, (message.counter - p.counters) / COUNTER_WORDS);
     if (message.bytes) ptx::bulk_store(message.to, message.from, message.bytes);
@@ -82,6 +121,5 @@ __device__ __forceinline__ void publish(Shared& s, const Params& p) {
     ptx::barrier_arrive(&s.message_empty[sequence % MESSAGES], 1);
     trace::ready(s, trace::PUBLISHER);
   }
-  tell_trouble(s, p);
   ptx::bulk_stores_done();  // none may read shared memory after the block has ended
 }

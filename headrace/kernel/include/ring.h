@@ -35,13 +35,12 @@ static_assert(RING > 1 + SKIPPED);
 
 // Before a warp waits for its next page of `bytes`, when `skipped` pages since the last one that it knows to have landed
 // were for others: where a lap may be full, let the loader first come to the page itself.
-__device__ __forceinline__ void let_loader_come(Shared& s, const Params& p, const RingPlace& ring, int skipped, int bytes,
-                                                Site site) {
+__device__ __forceinline__ void let_loader_come(Shared& s, const RingPlace& ring, int skipped, int bytes) {
   if (skipped + 1 + most_in_flight(bytes) <= RING) return;
   const uint32_t number = ring.number();
-  uint64_t start = 0;
-  for (uint32_t tries = 1; static_cast<int32_t>(*static_cast<volatile uint32_t*>(&s.issued) - number) <= 0; tries++)
-    if ((tries & 255) == 0 && !keep_waiting(s, p, start, site, Waited::PAGE_LANDED, ring.slot, number + 1, s.issued)) return;
+  leave_note(s, Waited::PAGE_LANDED, ring.slot, number + 1);
+  while (static_cast<int32_t>(*static_cast<volatile uint32_t*>(&s.issued) - number) <= 0 && !is_set(s.aborted)) ptx::pause();
+  clear_note(s);
 }
 
 // A page has been read by this warp, which is one of `sharers` that read it; for all lanes.
@@ -61,10 +60,10 @@ struct RingFiller {
   __device__ __forceinline__ void prepare(int bytes) { most = most_in_flight(bytes); }
 
   // Bring the next page in. False if the launch ended first.
-  __device__ __forceinline__ bool issue(Shared& s, const Params& p, const uint8_t* from, uint32_t bytes, Site site) {
-    if (!wait_barrier_or_end(s, p, &s.page_empty[slot], parity, site, Waited::PAGE_FREE, slot)) return false;
+  __device__ __forceinline__ bool issue(Shared& s, const uint8_t* from, uint32_t bytes) {
+    if (!wait_barrier_or_end(s, Agent::LOADER, &s.page_empty[slot], parity, Waited::PAGE_FREE, slot)) return false;
     while (in_flight >= most) {
-      wait_barrier(s, p, &s.page_full[landed_slot], landed_parity, site, Waited::PAGE_LANDED, landed_slot);
+      wait_barrier(s, Agent::LOADER, &s.page_full[landed_slot], landed_parity, Waited::PAGE_LANDED, landed_slot);
       landed();
     }
     ptx::barrier_expect(&s.page_full[slot], bytes);

@@ -109,9 +109,11 @@ struct Border {
   int32_t last_equal;
 };
 
-// What a wait that took too long was for.
-struct Trouble {
-  int32_t agent, task, waited, index, want, have;
+// What a warp waits for at present.
+struct Note {
+  static constexpr int INDEX_BITS = 24;
+  uint32_t waited;  // 0: nothing; else one more than the Waited, above the bits of its index
+  uint32_t want;
 };
 
 // Lines under way, and how many signals the publisher has recorded: see trace.h.
@@ -165,8 +167,9 @@ struct Shared {
   uint64_t route_full;
   uint32_t issued;        // pages of the ring, over the launch; written by the loader
   int32_t ended;          // the launch is over; written in SAMPLE_COMMIT
-  int32_t aborted;        // the watchdog has struck, here or on another SM: a value of Aborted
-  Trouble trouble;
+  int32_t aborted;        // the watchdog has struck, here or on another SM; written by the publisher
+  Note notes[THREADS / isa::WARP];
+  int32_t doing[4];       // each Agent's task: its number in the list
   int32_t quit[2];        // consumers: `aborted` as their leader saw it at the start of a task, taking turns
   int32_t stop_seen;
   int32_t experts_read;   // in this launch, over all layers: the loader adds them up, SAMPLE_COMMIT tells the host

@@ -1,7 +1,9 @@
 // Waiting, always for a bounded time.
 //
-// A wait that takes longer than the launch allows notes what it waited for and raises Shared::aborted. The publisher,
-// which is never long away from its loop, tells the host and raises the flag that the publishers of all SMs look at.
+// Who has to wait leaves a note of what for, and looks again and again, or until Shared::aborted. The publisher, which is
+// never long away from its loop, watches the notes (publish.h): one that stays for longer than a launch allows ends the
+// launch. So the code at every wait is a few instructions, and the layers' code stays in the SM's instruction cache.
+//
 // An aborted wait returns as if it had passed: whoever waited goes on with garbage to the next place where all its
 // peers look at Shared::aborted together, and leaves there.
 #pragma once
@@ -30,80 +32,65 @@ __device__ constexpr trace::Sum sum_of(Waited what, Agent agent) {
   return what == (agent == Agent::LOADER ? Waited::PAGE_FREE : Waited::PAGE_LANDED) ? trace::Sum::PAGES : trace::Sum::OTHER;
 }
 
-// Values of Shared::aborted. NOTING: somebody is writing Shared::trouble. OWN: it is there to be told.
-enum Aborted : int32_t { NO = 0, NOTING = 1, OWN = 2, ELSEWHERE = 3 };
-
-struct Site {
-  Agent agent;
-  int32_t task;  // its number in the SM's list; consumer: the tasks begun in this launch
-};
-
 __device__ __forceinline__ bool is_set(const int32_t& flag) { return *static_cast<const volatile int32_t*>(&flag) != 0; }
 
-// Whether to go on waiting. `start` is 0 before the first call.
-__device__ __forceinline__ bool keep_waiting(Shared& s, const Params& p, uint64_t& start, Site site, Waited what,
-                                             int32_t index, uint32_t want, uint32_t have) {
-  if (is_set(s.aborted)) return false;
-  const uint64_t now = ptx::nanoseconds();
-  if (start == 0) start = now;
-  // Who waits for a counter knows best what is missing: all others give it time to say so.
-  if (now - start < (what == Waited::COUNTER ? p.timeout : 2ull * p.timeout)) return true;
-  if (atomicCAS(&s.aborted, NO, NOTING) == NO) {
-    const int32_t task = site.agent == Agent::CONSUMER ? s.tasks[site.task % isa::TASK_SLOTS].number : site.task;
-    s.trouble = {static_cast<int32_t>(site.agent), task, static_cast<int32_t>(what), index,
-                 static_cast<int32_t>(want), static_cast<int32_t>(have)};
-    __threadfence_block();
-    *static_cast<volatile int32_t*>(&s.aborted) = OWN;
-  }
-  return false;
+// For whole warps or a thread that waits for its warp.
+__device__ __forceinline__ void leave_note(Shared& s, Waited what, int32_t index, uint32_t want) {
+  volatile Note& note = s.notes[threadIdx.x >> 5];
+  note.want = want;
+  note.waited = (static_cast<uint32_t>(what) + 1) << Note::INDEX_BITS | index;
 }
 
-__device__ __forceinline__ void wait_barrier(Shared& s, const Params& p, uint64_t* barrier, uint32_t parity, Site site,
-                                             Waited what, int32_t index) {
-  const trace::Waiting waiting(s, lane_of(site.agent), sum_of(what, site.agent));
+__device__ __forceinline__ void clear_note(Shared& s) {
+  *static_cast<volatile uint32_t*>(&s.notes[threadIdx.x >> 5].waited) = 0;
+}
+
+__device__ __forceinline__ void wait_barrier(Shared& s, Agent agent, uint64_t* barrier, uint32_t parity, Waited what,
+                                             int32_t index) {
+  const trace::Waiting waiting(s, lane_of(agent), sum_of(what, agent));
   if (ptx::barrier_passed(barrier, parity)) return;  // which may itself take as long as the phase does
-  uint64_t start = 0;
-  for (uint32_t tries = 1; !ptx::barrier_passed(barrier, parity); tries++)
-    if ((tries & 15) == 0 && !keep_waiting(s, p, start, site, what, index, parity, parity ^ 1)) return;
+  leave_note(s, what, index, parity);
+  while (!ptx::barrier_passed(barrier, parity) && !is_set(s.aborted)) {
+  }
+  clear_note(s);
 }
 
 // The loader's waits also end with the launch. Gives whether the phase is over.
-__device__ __forceinline__ bool wait_barrier_or_end(Shared& s, const Params& p, uint64_t* barrier, uint32_t parity,
-                                                    Site site, Waited what, int32_t index) {
-  const trace::Waiting waiting(s, lane_of(site.agent), sum_of(what, site.agent));
-  uint64_t start = 0;
-  for (uint32_t tries = 1; !ptx::barrier_passed(barrier, parity); tries++) {
-    if (is_set(s.ended)) return false;
-    if ((tries & 15) == 0 && !keep_waiting(s, p, start, site, what, index, parity, parity ^ 1)) return false;
-  }
-  return true;
+__device__ __forceinline__ bool wait_barrier_or_end(Shared& s, Agent agent, uint64_t* barrier, uint32_t parity,
+                                                    Waited what, int32_t index) {
+  const trace::Waiting waiting(s, lane_of(agent), sum_of(what, agent));
+  if (ptx::barrier_passed(barrier, parity)) return true;
+  leave_note(s, what, index, parity);
+  bool passed = false;
+  while (!passed && !is_set(s.aborted) && !is_set(s.ended)) passed = ptx::barrier_passed(barrier, parity);
+  clear_note(s);
+  return passed;
+}
+
+__device__ __forceinline__ bool has_reached(const uint32_t* counter, uint32_t want) {
+  const uint32_t have = variant::STRICT ? ptx::load_acquire(counter) : ptx::load_relaxed(counter);
+  return static_cast<int32_t>(have - want) >= 0;
 }
 
 // For one thread; what it tells its peers through a barrier they may rely on.
-__device__ __forceinline__ void wait_counter(Shared& s, const Params& p, int32_t counter, uint32_t want, Site site) {
+__device__ __forceinline__ void wait_counter(Shared& s, const Params& p, Agent agent, int32_t counter, uint32_t want) {
+  const trace::Waiting waiting(s, lane_of(agent), trace::Sum::INPUTS);
   const uint32_t* word = counter_at(p, counter);
-  const trace::Waiting waiting(s, lane_of(site.agent), trace::Sum::INPUTS);
-  uint64_t start = 0;
-  for (uint32_t tries = 1;; tries++) {
-    const uint32_t have = variant::STRICT ? ptx::load_acquire(word) : ptx::load_relaxed(word);
-    if (static_cast<int32_t>(have - want) >= 0) return;
-    if ((tries & 255) == 0 && !keep_waiting(s, p, start, site, Waited::COUNTER, counter, want, have)) return;
+  if (has_reached(word, want)) return;
+  leave_note(s, Waited::COUNTER, counter, want);
+  while (!has_reached(word, want) && !is_set(s.aborted)) {
   }
+  clear_note(s);
 }
 
 // For all lanes of a warp beside the consumers. False if the launch is over.
-__device__ __forceinline__ bool wait_counter_or_end(Shared& s, const Params& p, int32_t counter, uint32_t want, Site site,
-                                                    int lane) {
+__device__ __forceinline__ bool wait_counter_or_end(Shared& s, const Params& p, int32_t counter, uint32_t want, int lane) {
   bool going = true;
   if (lane == 0) {
     const uint32_t* word = counter_at(p, counter);
-    uint64_t start = 0;
-    for (uint32_t tries = 1; going; tries++) {
-      const uint32_t have = variant::STRICT ? ptx::load_acquire(word) : ptx::load_relaxed(word);
-      if (static_cast<int32_t>(have - want) >= 0) break;
-      if ((tries & 15) == 0)
-        going = !is_set(s.ended) && keep_waiting(s, p, start, site, Waited::COUNTER, counter, want, have);
-    }
+    leave_note(s, Waited::COUNTER, counter, want);
+    while (going && !has_reached(word, want)) going = !is_set(s.ended) && !is_set(s.aborted);
+    clear_note(s);
     going = going && !is_set(s.aborted);
   }
   return __shfl_sync(~0u, going, 0);
@@ -127,7 +114,8 @@ __device__ __forceinline__ void each_beside(Shared& s, const Params& p, Agent ag
         const int32_t* words = list + number * isa::WORDS;
         const int32_t* waited = words + static_cast<int>(counter);
         const uint32_t want = (p.epoch + step) * static_cast<uint32_t>(__ldg(waited + 1));
-        if (!wait_counter_or_end(s, p, __ldg(waited), want, {agent, number}, lane)) return;
+        s.doing[static_cast<int>(agent)] = number;
+        if (!wait_counter_or_end(s, p, __ldg(waited), want, lane)) return;
         work(words);
       }
     }

@@ -13,7 +13,6 @@ struct Consumer {
 
   int warp() const { return thread / LANES; }
   int lane() const { return thread % LANES; }
-  int site() const { return 0; }
   void meet_all() const { ptx::meet(ALL_CONSUMERS, CONSUMERS); }
 };
 
@@ -36,7 +35,7 @@ inline bool begin_task(Consumer& c, const isa::Descriptor& task) {
   });
 }
 
-inline void claim_message(Shared&, const Params&, uint32_t, int) {}
+inline void claim_message(Shared&, uint32_t) {}
 
 inline void submit_message(Shared&, const Params&, uint32_t, uint8_t* to, const void* from, uint32_t bytes,
                            int32_t counter, uint32_t amount) {

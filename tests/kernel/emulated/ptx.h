@@ -94,6 +94,7 @@ inline void multiply_add(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, u
 }
 
 inline void forget(uint32_t&) {}
+inline uint4 settled(const uint4& value) { return value; }
 inline void meet(int barrier, int count) { meet_in_block(barrier, count, true); }
 inline void meet_no_wait(int barrier, int count) { meet_in_block(barrier, count, false); }
 template <int REGISTERS>
@@ -105,6 +106,7 @@ inline uint64_t nanoseconds() {
   park(&machine.clock);
   return machine.clock++;
 }
+inline void pause() { park(&machine.clock); }
 inline uint32_t cycles() { return static_cast<uint32_t>(machine.clock++); }
 
 inline float infinity() { return __builtin_inff(); }

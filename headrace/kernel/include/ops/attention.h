@@ -52,7 +52,7 @@ __device__ __forceinline__ void put_new_tokens(Consumer& c, uint8_t* page, int p
 // Half a block: scores, then values. `ring` is at the block's K page.
 __device__ __forceinline__ void attend_half(Consumer& c, Attention& a, RingPlace ring, int row, int head, int block,
                                             int half, int window) {
-  wait_barrier(c.s, c.p, &c.s.page_full[ring.slot], ring.parity(), c.site(), Waited::PAGE_LANDED, ring.slot);
+  wait_barrier(c.s, Agent::CONSUMER, &c.s.page_full[ring.slot], ring.parity(), Waited::PAGE_LANDED, ring.slot);
   uint8_t* keys = c.s.ring[ring.slot];
   put_new_tokens(c, keys, 0, row, head, block, half);
   float score[4][4];
@@ -112,7 +112,7 @@ __device__ __forceinline__ void attend_half(Consumer& c, Attention& a, RingPlace
     weights[j] = ptx::pack(low, high);
   }
 
-  wait_barrier(c.s, c.p, &c.s.page_full[ring.slot], ring.parity(), c.site(), Waited::PAGE_LANDED, ring.slot);
+  wait_barrier(c.s, Agent::CONSUMER, &c.s.page_full[ring.slot], ring.parity(), Waited::PAGE_LANDED, ring.slot);
   uint8_t* values = c.s.ring[ring.slot];
   put_new_tokens(c, values, 1, row, head, block, half);
   auto value = [&](int t) { return reinterpret_cast<const uint4*>(values)[(t * 2 + half) * 32 + c.lane()]; };
@@ -175,8 +175,8 @@ __device__ __forceinline__ void send_partials(Consumer& c, const isa::Descriptor
   static_assert(2 * GROUP * HEAD_DIM * sizeof(float) <= sizeof(c.s.sums), "no room to add up attention's outputs");
   const bool used = query < GROUP;
   if (distance == 1) {
-    claim_message(c.s, c.p, sequence, c.site());
-    if (sequence >= RECORDS) wait_sent(c.s, c.p, sequence - RECORDS, c.site());
+    claim_message(c.s, sequence);
+    if (sequence >= RECORDS) wait_sent(c.s, sequence - RECORDS);
   }
   if (distance & 1) {
 #pragma unroll
@@ -195,7 +195,7 @@ __device__ __forceinline__ void send_partials(Consumer& c, const isa::Descriptor
 #pragma unroll
   for (int t = 0; t < Attention::DIM_TILES; t++)
     near[t] = used ? plus_scaled(staged(record, t, c.lane()), a, t, scale) : make_float2(0, 0);
-  claim_message(c.s, c.p, sequence, c.site());
+  claim_message(c.s, sequence);
   ptx::meet(THIRD_GROUP + group, 2 * isa::WARP);
   if (used) {
 #pragma unroll
@@ -238,7 +238,7 @@ __device__ __forceinline__ void attend_chunk(Consumer& c, const isa::Descriptor&
     for (int n = 0; n < 4; n++) a.output[t][n] = 0;
   RingPlace ring = c.ring;
   ring.advance(2 * (part >> 1));
-  let_loader_come(c.s, c.p, ring, skipped + 2 * (part >> 1), kv::PAGE_BYTES, c.site());
+  let_loader_come(c.s, ring, skipped + 2 * (part >> 1), kv::PAGE_BYTES);
 #pragma unroll 1
   for (int block = part >> 1; block < blocks; block += 2) {
     attend_half(c, a, ring, row, head, begin + block, part & 1, task.window);

@@ -62,8 +62,8 @@ __device__ __forceinline__ void expert_down_of(Consumer& c, const isa::Descripto
   Part totals[OWN_TILES];
 #pragma unroll
   for (int n = 0; n < OWN_TILES; n++) totals[n] = {};
-  // Hidden is fetched several experts ahead: one expert's pages pass faster than a fetch takes.
-  constexpr int AHEAD = Columns<K>::REGISTERS <= 24 ? (WIDE ? 3 : 4) : 1;
+  // Hidden is fetched two experts ahead: one expert's pages pass faster than a fetch takes.
+  constexpr int AHEAD = Columns<K>::REGISTERS <= 24 ? 2 : 1;
   Activations<K> next[AHEAD];
   auto fetch = [&](int slot, Activations<K>& to) {
     slot = min(slot, count - 1);  // past the end once more the last: nobody takes it
@@ -85,18 +85,19 @@ __device__ __forceinline__ void expert_down_of(Consumer& c, const isa::Descripto
   }
 #pragma unroll
   for (int first = 0; first < OWN_TILES; first += TOGETHER) {
-    Part parts[TOGETHER];
+    const Turn turn = begin_turn(c);
 #pragma unroll
-    for (int n = 0; n < TOGETHER; n++) parts[n] = first + n < OWN_TILES ? totals[first + n] : Part{};
-    add_up(c, parts, [&](const Results<TOGETHER>& results) {
-#pragma unroll
-      for (int n = 0; n < TOGETHER; n++) {
-        const int index = (first + n) * TILE_GROUPS + (TILE_GROUPS > 1 ? c.group() : 0);
-        if (index >= task.tile_count) continue;
-        each_own_row(c, [&](int row, int which) { add_residual(c, task, index, row, results.value[n][which]); });
-        publish_residual(c, task, index);
-      }
-    });
+    for (int n = 0; n < TOGETHER && first + n < OWN_TILES; n++) leave_part(c, turn, n, totals[first + n]);
+    if (!parts_left(c, turn)) continue;
+#pragma unroll 1
+    for (int n = 0; n < TOGETHER; n++) {
+      const int index = (first + n) * TILE_GROUPS + (TILE_GROUPS > 1 ? c.group() : 0);
+      if (first + n >= OWN_TILES || index >= task.tile_count) break;
+      const Results results = added_up(c, turn, n);
+      each_own_row(c, [&](int row, int which) { add_residual(c, task, index, row, results.value[which]); });
+      publish_residual(c, task, index);
+    }
+    end_turn(c, turn);
   }
   if (task.output == static_cast<int32_t>(isa::Buffer::X)) c.sequence += task.tile_count;
 }

@@ -27,9 +27,11 @@ __device__ __forceinline__ void project(Consumer& c, const isa::Descriptor& task
   Activations<K> a;
   load_activations<K>(c, buffer_at(c.p, task.input), a);
   arrange<K>(a, a);
-  each_tile<K, 1>(c, task.tile_count, a, [&](int index, const Results<1>& results) {
-    each_own_row(c, [&](int row, int which) { add_residual(c, task, index, row, results.value[0][which]); });
-    publish_residual(c, task, index);
-  });
+  each_tile<K, 1>(
+      c, task.tile_count, 1, a,
+      [&](int index, int, const Results& results) {
+        each_own_row(c, [&](int row, int which) { add_residual(c, task, index, row, results.value[which]); });
+      },
+      [&](int index) { publish_residual(c, task, index); });
   if (task.output == static_cast<int32_t>(isa::Buffer::X)) c.sequence += task.tile_count;
 }

@@ -122,7 +122,7 @@ __device__ __forceinline__ void sample_commit(Consumer& c, const isa::Descriptor
     // All that this SM's consumers stored in KV pages, for the copy engines of all SMs.
     ptx::fence_device();
     ptx::global_before_bulk();
-    claim_message(c.s, c.p, c.sequence, c.site());
+    claim_message(c.s, c.sequence);
     submit_message(c.s, c.p, c.sequence, nullptr, c.s.payload[0], 0, task.signal_counter, task.signal_amount);
     if (!any || c.s.stop_seen || static_cast<int32_t>(step + 1) == c.p.steps) *static_cast<volatile int32_t*>(&c.s.ended) = 1;
     c.s.epoch++;

@@ -86,7 +86,7 @@ __device__ __forceinline__ void pick_logprobs(Consumer& c, const isa::Descriptor
 __device__ __forceinline__ void sample_pick(Consumer& c, const isa::Descriptor& task) {
   if (!begin_task(c, task)) return;
   if (c.thread == 0) {
-    claim_message(c.s, c.p, c.sequence, c.site());
+    claim_message(c.s, c.sequence);
     const bool stop = (task.flags & static_cast<int32_t>(isa::Flag::WRITER)) && ptx::load_from_host(&c.p.host->stop);
 #pragma unroll 1
     for (int row = 0; row < ROWS; row++) take_best(c, task, row, stop);

@@ -30,7 +30,7 @@ __device__ __forceinline__ void weigh_raw(Consumer& c, Own own, int row, isa::St
 
 __device__ __forceinline__ void sample_stats(Consumer& c, const isa::Descriptor& task) {
   if (!begin_task(c, task)) return;
-  if (c.warp() == 0) claim_message(c.s, c.p, c.sequence, c.site());
+  if (c.warp() == 0) claim_message(c.s, c.sequence);
   c.meet_all();
   auto* stats = reinterpret_cast<isa::Stat*>(c.s.payload[c.sequence % MESSAGES]);
   const Own own = own_tokens(task);
