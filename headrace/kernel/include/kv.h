@@ -20,11 +20,11 @@ __device__ __forceinline__ int block_of(const Params& p, int row, int window, in
   return __ldg(p.tables + (row * 2 + (window ? 1 : 0)) * static_cast<size_t>(p.table_blocks) + index);
 }
 
-// The page of K (part 0) or V (part 1) of a block.
-__device__ __forceinline__ uint8_t* page(const Params& p, int layer, int block, int head, int part) {
-  const size_t index = (static_cast<size_t>(block) * sizes::KV_HEADS + head) * 2 + part;
-  return reinterpret_cast<uint8_t*>(__ldg(reinterpret_cast<const unsigned long long*>(p.kv_pages) + layer)) +
-         index * PAGE_BYTES;
+// The number of the page of K (part 0) or V (part 1) of a block among those of its layer.
+__device__ __forceinline__ int page_of(int block, int head, int part) { return (block * sizes::KV_HEADS + head) * 2 + part; }
+
+__device__ __forceinline__ uint8_t* page(const Shared& s, int layer, int number) {
+  return reinterpret_cast<uint8_t*>(s.kv_pages[layer]) + static_cast<size_t>(number) * PAGE_BYTES;
 }
 
 }  // namespace kv

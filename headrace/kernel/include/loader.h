@@ -18,48 +18,75 @@ struct Loader {
   uint32_t routes = 0;   // taken from the router
   RingFiller ring;       // of lane 0
 
-  // Copy `count` pages that follow one another. False if the launch is over.
+  uint32_t committed = 0;  // the step whose rows are known: SAMPLE_COMMIT of the one before has been waited for
+  int32_t ahead = -1;      // the task of attention whose first blocks are listed, in `listed`
+  int32_t listed = 0;      // a block of every lane: the number of its page of K
+  int32_t blocks = 0;      // of that share in all
+
+  // Copy `count` pages that follow one another; for lane 0. False if the launch is over.
   __device__ __forceinline__ bool pages(const uint8_t* from, int count, uint32_t bytes) {
-    bool going = true;
-    if (lane == 0)
 #pragma unroll 1
-      for (int i = 0; going && i < count; i++, from += bytes) going = ring.issue(s, from, bytes);
-    return __shfl_sync(~0u, going, 0);
+    for (; count > 0; count--, from += bytes)
+      if (!ring.issue(s, from, bytes)) return false;
+    return true;
   }
 };
 
-// Tiles [first, last) of a matrix, or of those of the active experts one after the other. What follows in memory is one run.
+// Tiles [first, last) of a matrix, or of those of the active experts one after the other; for lane 0.
 __device__ __forceinline__ bool load_tiles(Loader& l, const isa::Descriptor& task, int first, int last) {
-  const uint32_t tile_bytes = task.pages_per_tile * task.page_bytes;
+  const int pages = task.pages_per_tile, bytes = task.page_bytes, tiles = task.tile_count;
+  int slot = task.expert_stride ? first / tiles : 0, tile = first - slot * tiles;
 #pragma unroll 1
-  for (int item = first; item < last;) {
-    const int slot = task.expert_stride ? item / task.tile_count : 0, tile = item - slot * task.tile_count;
-    const int run = min(task.tile_count - tile, last - item);
+  for (int left = last - first; left > 0; slot++, tile = 0) {
     size_t unit = task.weights;
     if (task.expert_stride) unit += static_cast<size_t>(l.s.route.expert[slot]) * task.expert_stride;
-    const uint8_t* from = l.p.weights + unit * isa::UNIT + static_cast<size_t>(tile) * tile_bytes;
-    if (!l.pages(from, run * task.pages_per_tile, task.page_bytes)) return false;
-    item += run;
+    const int run = min(tiles - tile, left);  // that follow one another in memory
+    if (!l.pages(l.p.weights + unit * isa::UNIT + static_cast<size_t>(tile) * (pages * bytes), run * pages, bytes)) return false;
+    left -= run;
   }
   return true;
 }
 
-__device__ __forceinline__ bool load_attention(Loader& l, const isa::Descriptor& task) {
-  const ChunkTable& table = table_for(l.s, task.window);
-  bool going = true;
-  Runs(table, task.share, task.shares, l.lane).each([&](int row, int head, int low, int high) {
+// What is listed of an attention task's share, in its order: of block `from` + lane the page of K. For all lanes.
+__device__ __forceinline__ void list_blocks(Loader& l, int window, int share, int shares, int from) {
+  const ChunkTable& table = table_for(l.s, window);
+  const int wanted = from + l.lane;
+  l.blocks = l.listed = 0;
+  Runs(table, share, shares, l.lane).each([&](int row, int head, int low, int high) {
     const RowChunks& chunks = table.rows[row];
     // The blocks of a run of chunks follow one another in the table.
-    const int begin = chunks.first + low * chunks.size;
-    const int end = min(chunks.first + high * chunks.size, chunks.last + 1);
-#pragma unroll 1
-    for (int first = begin; going && first < end; first += isa::WARP) {
-      const int own = min(first + l.lane, end - 1);
-      const int block = kv::block_of(l.p, row, task.window, own);
-      for (int n = 0; going && n < isa::WARP && first + n < end; n++)
-        going = l.pages(kv::page(l.p, task.layer, __shfl_sync(~0u, block, n), head, 0), 2, task.page_bytes);
-    }
+    const int begin = chunks.first + low * chunks.size, count = min(chunks.first + high * chunks.size, chunks.last + 1) - begin;
+    const int n = wanted - l.blocks;
+    if (n >= 0 && n < count) l.listed = kv::page_of(kv::block_of(l.p, row, window, begin + n), head, 0);
+    l.blocks += count;
   });
+}
+
+// List the first blocks of the next task, if that is of attention, so that the table is read while pages are copied.
+// `word` is the lane's word of its descriptor.
+__device__ __forceinline__ void list_ahead(Loader& l, int32_t word) {
+  auto field = [&](isa::Field field) { return __shfl_sync(~0u, word, static_cast<int>(field)); };
+  if (l.committed != l.epoch || field(isa::Field::OPCODE) != static_cast<int32_t>(isa::Opcode::ATTENTION)) return;
+  list_blocks(l, field(isa::Field::WINDOW), field(isa::Field::SHARE), field(isa::Field::SHARES), 0);
+  l.ahead = l.number + 1;
+}
+
+__device__ __forceinline__ bool load_attention(Loader& l, const isa::Descriptor& task) {
+  if (l.ahead != l.number) list_blocks(l, task.window, task.share, task.shares, 0);
+  l.ahead = -1;  // in the next step this task has other blocks
+  bool going = true;
+#pragma unroll 1
+  for (int from = 0; going && from < l.blocks; from += isa::WARP) {
+    const int count = min(l.blocks - from, isa::WARP);
+    l.s.kv_list[l.lane] = l.listed;
+    __syncwarp();
+    if (from + isa::WARP < l.blocks) list_blocks(l, task.window, task.share, task.shares, from + isa::WARP);
+    if (l.lane == 0)
+#pragma unroll 1
+      for (int n = 0; going && n < count; n++)
+        going = l.pages(kv::page(l.s, task.layer, l.s.kv_list[n]), 2, kv::PAGE_BYTES);
+    going = __shfl_sync(~0u, going, 0);
+  }
   return going;
 }
 
@@ -78,12 +105,14 @@ __device__ __forceinline__ bool wait_for_pages(Loader& l, const isa::Descriptor&
     going = going && !is_set(s.aborted) && !is_set(s.ended);
     if (task.loader_lag) ptx::global_before_bulk();  // KV that other SMs stored in the step before
   }
+  if (task.loader_lag) l.committed = l.epoch;
   if (routed) l.routes++;
   return __shfl_sync(~0u, going, 0);
 }
 
-// Wait, hand the task over, copy its pages. `word` is the lane's word of the descriptor. False if the launch is over.
-__device__ __forceinline__ bool load_task(Loader& l, int32_t word) {
+// Wait, hand the task over, copy its pages. `word` is the lane's word of the descriptor, `next` of the next task's. False
+// if the launch is over.
+__device__ __forceinline__ bool load_task(Loader& l, int32_t word, int32_t next) {
   Shared& s = l.s;
   const uint32_t slot = l.handed % isa::TASK_SLOTS, lap = l.handed / isa::TASK_SLOTS;
   bool going = true;
@@ -117,28 +146,31 @@ __device__ __forceinline__ bool load_task(Loader& l, int32_t word) {
   if (l.lane == 0) ptx::barrier_arrive(&s.task_full[slot], 1);
   l.handed++;
   if (opcode == isa::Opcode::ATTENTION) return load_attention(l, task);
-  return task.pages_per_tile == 0 || opcode == isa::Opcode::EMBED || load_tiles(l, task, first, last);
+  list_ahead(l, next);
+  if (l.lane == 0 && task.pages_per_tile && opcode != isa::Opcode::EMBED) going = load_tiles(l, task, first, last);
+  return __shfl_sync(~0u, going, 0);
 }
 
-// The loader's whole life; one warp. Descriptors are fetched a task ahead, so that no copy waits for one.
+// The loader's whole life; one warp. Descriptors are fetched two tasks ahead, so that no copy waits for one.
 __device__ __forceinline__ void load(Shared& s, const Params& p) {
   Loader l{s, p, static_cast<int32_t>(threadIdx.x & 31), 0, p.epoch};
   const int32_t* own = p.descriptors + static_cast<size_t>(blockIdx.x) * sizes::TASKS * isa::WORDS + l.lane;
+  auto fetched = [&](int number) { return __ldg(own + number % sizes::TASKS * isa::WORDS); };
   bool going = true;
-  int32_t word = __ldg(own);
   while (going && l.epoch - p.epoch < static_cast<uint32_t>(p.steps)) {
     l.epoch++;
+    int32_t word = fetched(0), next = fetched(1);
     for (l.number = 0; going && l.number < sizes::TASKS; l.number++) {
-      const int32_t opcode = __shfl_sync(~0u, word, 0), now = word;
+      const int32_t opcode = __shfl_sync(~0u, word, 0);
       if (opcode == static_cast<int32_t>(isa::Opcode::END)) break;
-      const int next = l.number + 1 < sizes::TASKS ? l.number + 1 : 0;
-      word = __ldg(own + next * isa::WORDS);
+      const int32_t after = fetched(l.number + 2);
       if (opcode != static_cast<int32_t>(isa::Opcode::ATTENTION_MERGE)) {  // the merger's
-        going = load_task(l, now);
+        going = load_task(l, word, next);
         if (going) trace::end(s, p, trace::LOADER);
       }
+      word = next;
+      next = after;
     }
-    word = __ldg(own);
   }
   if (l.lane == 0) l.ring.drain(s);
 }

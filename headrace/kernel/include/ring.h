@@ -59,14 +59,15 @@ struct RingFiller {
   // The next pages are of so many bytes. Once a task, not once a page: it divides.
   __device__ __forceinline__ void prepare(int bytes) { most = most_in_flight(bytes); }
 
-  // Bring the next page in. False if the launch ended first.
+  // Bring the next page in. False if the launch ended first. What comes after the wait for others to land is on memory's
+  // way, so it is little.
   __device__ __forceinline__ bool issue(Shared& s, const uint8_t* from, uint32_t bytes) {
     if (!wait_barrier_or_end(s, Agent::LOADER, &s.page_empty[slot], parity, Waited::PAGE_FREE, slot)) return false;
+    ptx::barrier_expect(&s.page_full[slot], bytes);
     while (in_flight >= most) {
       wait_barrier(s, Agent::LOADER, &s.page_full[landed_slot], landed_parity, Waited::PAGE_LANDED, landed_slot);
       landed();
     }
-    ptx::barrier_expect(&s.page_full[slot], bytes);
     ptx::bulk_load(s.ring[slot], from, bytes, &s.page_full[slot], ptx::read_once_policy());
     in_flight++;
     advance(slot, parity);

@@ -155,6 +155,8 @@ struct Shared {
     };
   };
   RowState rows;
+  uint64_t kv_pages[sizes::LAYERS];  // Params::kv_pages
+  int32_t kv_list[isa::WARP];        // the loader's: pages of K of the blocks that come next
   ChunkTable chunks[2];  // full attention, sliding window
   double pick_value[CONSUMER_WARPS];
   float pick_score[CONSUMER_WARPS];

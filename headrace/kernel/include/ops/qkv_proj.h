@@ -11,7 +11,7 @@ __device__ __forceinline__ void store_in_page(Consumer& c, const isa::Descriptor
   if (!c.s.rows.active[row]) return;
   const int position = c.s.rows.position[row], token = position % isa::BLOCK_TOKENS;
   const int block = kv::block_of(c.p, row, task.window, position / isa::BLOCK_TOKENS);
-  uint16_t* page = reinterpret_cast<uint16_t*>(kv::page(c.p, task.layer, block, task.kv_head, part));
+  uint16_t* page = reinterpret_cast<uint16_t*>(kv::page(c.s, task.layer, kv::page_of(block, task.kv_head, part)));
   if (part == 0) {
     *reinterpret_cast<uint32_t*>(page + kv::key_at(token, dim)) = word;
   } else {
