@@ -72,15 +72,14 @@ __device__ __forceinline__ void list_ahead(Loader& l, int32_t word) {
 }
 
 __device__ __forceinline__ bool load_attention(Loader& l, const isa::Descriptor& task) {
-  if (l.ahead != l.number) list_blocks(l, task.window, task.share, task.shares, 0);
-  l.ahead = -1;  // in the next step this task has other blocks
   bool going = true;
 #pragma unroll 1
-  for (int from = 0; going && from < l.blocks; from += isa::WARP) {
+  for (int from = 0; going && (from == 0 || from < l.blocks); from += isa::WARP) {
+    if (l.ahead != l.number) list_blocks(l, task.window, task.share, task.shares, from);
+    l.ahead = -1;  // what comes next is not listed, and in the next step this task has other blocks
     const int count = min(l.blocks - from, isa::WARP);
     l.s.kv_list[l.lane] = l.listed;
     __syncwarp();
-    if (from + isa::WARP < l.blocks) list_blocks(l, task.window, task.share, task.shares, from + isa::WARP);
     if (l.lane == 0)
 #pragma unroll 1
       for (int n = 0; going && n < count; n++)

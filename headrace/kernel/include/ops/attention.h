@@ -17,13 +17,21 @@ struct Attention {
   float maximum, sum;  // of row g; sum: of this lane's own tokens
 };
 
-// Tokens that this step writes are stale in the page, which was fetched before: take them from QKV. A warp does its
-// own half, so nobody else is disturbed.
-__device__ __forceinline__ void put_new_tokens(Consumer& c, uint8_t* page, int part, int row, int head, int block, int half) {
+__device__ __forceinline__ void wait_for_page(Consumer& c, const RingPlace& ring) {
+  wait_barrier(c.s, Agent::CONSUMER, &c.s.page_full[ring.slot], ring.parity(), Waited::PAGE_LANDED, ring.slot);
+}
+
+// Tokens that this step writes are stale in the pages, which were fetched before: take them from QKV. A warp does its
+// own half, so nobody else is disturbed. `ring` is at the block's K page.
+__device__ __forceinline__ void put_new_tokens(Consumer& c, RingPlace ring, int row, int head, int block, int half) {
   const RowState& rows = c.s.rows;
   const int begin = block * isa::BLOCK_TOKENS + half * 32;
   if (rows.position[row] < begin || rows.first_new[row] >= begin + 32) return;
-  uint16_t* elements = reinterpret_cast<uint16_t*>(page);
+  wait_for_page(c, ring);
+  uint16_t* keys = reinterpret_cast<uint16_t*>(c.s.ring[ring.slot]);
+  ring.advance(1);
+  wait_for_page(c, ring);
+  uint16_t* values = reinterpret_cast<uint16_t*>(c.s.ring[ring.slot]);
   const uint8_t* qkv = buffer_at(c.p, static_cast<int32_t>(isa::Buffer::QKV));
 #pragma unroll 1
   for (int other = 0; other < ROWS; other++) {
@@ -31,30 +39,28 @@ __device__ __forceinline__ void put_new_tokens(Consumer& c, uint8_t* page, int p
     if (!rows.active[other] || rows.slot[other] != rows.slot[row]) continue;
     if (position < begin || position >= begin + 32 || position > rows.position[row]) continue;
     if (c.lane() < HEAD_TILES) {
-      const int tile = head * QKV_TILES + (GROUP + part) * HEAD_TILES + c.lane();
-      const uint4 word = ptx::load_shared_data(qkv + (static_cast<size_t>(tile) * ROWS + other) * 16);
-      if (part == 0) {
-        *reinterpret_cast<uint4*>(elements + kv::key_at(token, c.lane() * 8)) = word;
-      } else {
-        const uint32_t words[4] = {word.x, word.y, word.z, word.w};
+      const int tile = head * QKV_TILES + GROUP * HEAD_TILES + c.lane(), dim = c.lane() * 8;
+      const uint8_t* from = qkv + (static_cast<size_t>(tile) * ROWS + other) * 16;
+      *reinterpret_cast<uint4*>(keys + kv::key_at(token, dim)) = ptx::load_shared_data(from);
+      const uint4 word = ptx::load_shared_data(from + HEAD_TILES * ROWS * 16);
+      const uint32_t words[4] = {word.x, word.y, word.z, word.w};
 #pragma unroll
-        for (int j = 0; j < 4; j++) {
-          elements[kv::value_at(token, c.lane() * 8 + 2 * j)] = static_cast<uint16_t>(words[j]);
-          elements[kv::value_at(token, c.lane() * 8 + 2 * j + 1)] = static_cast<uint16_t>(words[j] >> 16);
-        }
+      for (int j = 0; j < 4; j++) {
+        values[kv::value_at(token, dim + 2 * j)] = static_cast<uint16_t>(words[j]);
+        values[kv::value_at(token, dim + 2 * j + 1)] = static_cast<uint16_t>(words[j] >> 16);
       }
     }
   }
-  ptx::shared_before_bulk();  // the slot's next page comes by bulk copy
+  ptx::shared_before_bulk();  // the slots' next pages come by bulk copy
   __syncwarp();
 }
 
 // Half a block: scores, then values. `ring` is at the block's K page.
 __device__ __forceinline__ void attend_half(Consumer& c, Attention& a, RingPlace ring, int row, int head, int block,
                                             int half, int window) {
-  wait_barrier(c.s, Agent::CONSUMER, &c.s.page_full[ring.slot], ring.parity(), Waited::PAGE_LANDED, ring.slot);
-  uint8_t* keys = c.s.ring[ring.slot];
-  put_new_tokens(c, keys, 0, row, head, block, half);
+  put_new_tokens(c, ring, row, head, block, half);
+  wait_for_page(c, ring);
+  const uint8_t* keys = c.s.ring[ring.slot];
   float score[4][4];
 #pragma unroll
   for (int j = 0; j < 4; j++)
@@ -112,9 +118,8 @@ __device__ __forceinline__ void attend_half(Consumer& c, Attention& a, RingPlace
     weights[j] = ptx::pack(low, high);
   }
 
-  wait_barrier(c.s, Agent::CONSUMER, &c.s.page_full[ring.slot], ring.parity(), Waited::PAGE_LANDED, ring.slot);
-  uint8_t* values = c.s.ring[ring.slot];
-  put_new_tokens(c, values, 1, row, head, block, half);
+  wait_for_page(c, ring);
+  const uint8_t* values = c.s.ring[ring.slot];
   auto value = [&](int t) { return reinterpret_cast<const uint4*>(values)[(t * 2 + half) * 32 + c.lane()]; };
 #pragma unroll
   for (int j = 0; j < 4; j++) b[0][j] = value(j);
@@ -138,20 +143,10 @@ __device__ __forceinline__ void attend_half(Consumer& c, Attention& a, RingPlace
   release_page(c.s, c.lane(), ring.slot, 2);
 }
 
-// A tile of a warp's outputs, on the way to another warp of the group: in a lane's own order, without bank conflicts.
-__device__ __forceinline__ float2& staged(float* staging, int tile, int lane) {
-  return *reinterpret_cast<float2*>(staging + (tile * GROUP * 4 + lane) * 2);
-}
-
-// Product and sum rounded apart: which of two warps adds to the other's must not show.
-__device__ __forceinline__ float2 plus_scaled(float2 to, const Attention& a, int tile, float scale) {
-  return make_float2(__fadd_rn(to.x, __fmul_rn(a.output[tile][0], scale)), __fadd_rn(to.y, __fmul_rn(a.output[tile][1], scale)));
-}
-
 // Put the four warps of a group together, (0 + 1) + (2 + 3), and send the record. For all warps of the group; which of
 // them does the last sum takes turns, and the others go on.
-__device__ __forceinline__ void send_partials(Consumer& c, const isa::Descriptor& task, const Attention& a, int row,
-                                              int head, int chunk, uint32_t sequence, bool last, int group, int part) {
+__device__ __forceinline__ void send_partials(Consumer& c, const isa::Descriptor& task, Attention& a, int row, int head,
+                                              int chunk, uint32_t sequence, bool last, int group, int part) {
   const int query = c.lane() >> 2, quarter = c.lane() & 3, turn = static_cast<int>(sequence / RECORDS % 4);
   auto& maxima = c.s.attention_max[group][turn & 1];
   auto& sums = c.s.attention_sum[group][turn & 1];
@@ -169,40 +164,40 @@ __device__ __forceinline__ void send_partials(Consumer& c, const isa::Descriptor
 #pragma unroll
   for (int w = 0; w < 4; w++) total += sums[w][query] * expf(maxima[w][query] - maximum);
   const float scale = expf(a.maximum - maximum);
+#pragma unroll
+  for (int t = 0; t < Attention::DIM_TILES; t++) a.output[t][0] *= scale, a.output[t][1] *= scale;
+
   const int distance = part ^ turn;  // from the warp whose turn it is
   float* record = reinterpret_cast<float*>(c.s.record + (sequence % RECORDS) * PARTIAL_BYTES);
   float* second = &c.s.sums[0][0][0][0] + group * GROUP * HEAD_DIM;
   static_assert(2 * GROUP * HEAD_DIM * sizeof(float) <= sizeof(c.s.sums), "no room to add up attention's outputs");
   const bool used = query < GROUP;
-  if (distance == 1) {
+  if (distance <= 1) {
     claim_message(c.s, sequence);
     if (sequence >= RECORDS) wait_sent(c.s, sequence - RECORDS);
   }
-  if (distance & 1) {
+  // First each warp takes the outputs of its neighbour, then the first those of the third. On the way a lane's outputs
+  // lie in its own order, without bank conflicts: the second warp's where the record will be, all others' elsewhere.
+#pragma unroll 1
+  for (int step = 1; step <= 2; step *= 2) {
+    const int barrier = (step == 1 ? SECOND_GROUP : THIRD_GROUP) + group, threads = step == 1 ? isa::GROUP_THREADS : 2 * isa::WARP;
+    float2* staged = reinterpret_cast<float2*>((distance | step) == 1 ? record : second) + c.lane();
+    if (distance & step) {
+#pragma unroll
+      for (int t = 0; t < Attention::DIM_TILES; t++)
+        if (used) staged[t * GROUP * 4] = make_float2(a.output[t][0], a.output[t][1]);
+      return ptx::meet_no_wait(barrier, threads);
+    }
+    ptx::meet(barrier, threads);
 #pragma unroll
     for (int t = 0; t < Attention::DIM_TILES; t++)
-      if (used) staged(distance == 1 ? record : second, t, c.lane()) = plus_scaled(make_float2(0, 0), a, t, scale);
-    return ptx::meet_no_wait(SECOND_GROUP + group, isa::GROUP_THREADS);
+      if (used) a.output[t][0] += staged[t * GROUP * 4].x, a.output[t][1] += staged[t * GROUP * 4].y;
   }
-  ptx::meet(SECOND_GROUP + group, isa::GROUP_THREADS);
-  if (distance == 2) {
-#pragma unroll
-    for (int t = 0; t < Attention::DIM_TILES; t++)
-      if (used) staged(second, t, c.lane()) = plus_scaled(staged(second, t, c.lane()), a, t, scale);
-    return ptx::meet_no_wait(THIRD_GROUP + group, 2 * isa::WARP);
-  }
-  float2 near[Attention::DIM_TILES];  // read whole before the record takes its place
-#pragma unroll
-  for (int t = 0; t < Attention::DIM_TILES; t++)
-    near[t] = used ? plus_scaled(staged(record, t, c.lane()), a, t, scale) : make_float2(0, 0);
-  claim_message(c.s, sequence);
-  ptx::meet(THIRD_GROUP + group, 2 * isa::WARP);
+  __syncwarp();  // all have read what lies where the record goes
   if (used) {
 #pragma unroll
-    for (int t = 0; t < Attention::DIM_TILES; t++) {
-      const float2 far = staged(second, t, c.lane());
-      *reinterpret_cast<float2*>(record + query * HEAD_DIM + t * 8 + quarter * 2) = make_float2(near[t].x + far.x, near[t].y + far.y);
-    }
+    for (int t = 0; t < Attention::DIM_TILES; t++)
+      *reinterpret_cast<float2*>(record + query * HEAD_DIM + t * 8 + quarter * 2) = make_float2(a.output[t][0], a.output[t][1]);
     if (quarter == 0) {
       record[GROUP * HEAD_DIM + query] = maximum;
       record[GROUP * (HEAD_DIM + 1) + query] = total;
