@@ -46,6 +46,9 @@ def variant_of(plan: Plan, *, strict: bool = False, trace: bool = False) -> Vari
     words = plan.descriptors
     if (words[..., Field.ROPE] == Pairing.HALF_SPLIT).any():
         raise VariantError("the kernel has no rotary pairs half a head apart (Llama): decode with 'torch'")
+    shares = words[..., Field.SHARES]
+    if ((shares != 0) & (shares != plan.sizes.sms)).any():
+        raise VariantError(f"the kernel divides work into a share for each SM, {plan.sizes.sms} of them")
     if plan.sizes.group > 8 or plan.sizes.head_dim % 32:
         raise VariantError(
             f"the kernel takes up to 8 query heads a KV head and heads of a multiple of 32, "

@@ -95,6 +95,7 @@ __device__ __forceinline__ void begin(Shared& s, const Params& p) {
     find_first_new(s.rows);
   }
   for (int layer = threadIdx.x; layer < sizes::LAYERS; layer += THREADS) s.kv_pages[layer] = p.kv_pages[layer];
+  for (int n = threadIdx.x; n < HEAD_DIM / 2; n += THREADS) s.frequencies[n] = p.frequencies[n];
   __syncthreads();
   if (threadIdx.x < isa::WARP) cut_rows(s, threadIdx.x);
   __syncthreads();

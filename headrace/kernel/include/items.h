@@ -36,8 +36,9 @@ static_assert(isa::MAX_ROWS == 16 && ROWS <= 16);
 __device__ __forceinline__ const ChunkTable& table_for(const Shared& s, int window) { return s.chunks[window ? 1 : 0]; }
 
 // Where a share of `total` items begins. No product here comes near 2^32: 16 rows of 2^20 tokens make 2^21 items.
-__device__ __forceinline__ int share_begin(int total, int share, int shares) {
-  return static_cast<int>(static_cast<uint32_t>(total) * static_cast<uint32_t>(share) / static_cast<uint32_t>(shares));
+// Every SM has one share (headrace/kernel/variant.py sees to it).
+__device__ __forceinline__ int share_begin(int total, int share) {
+  return static_cast<int>(static_cast<uint32_t>(total) * static_cast<uint32_t>(share) / sizes::SMS);
 }
 
 // The runs of chunks [low, high) of row and KV head n, n + 32, ... that belong to a share, as lane n finds them.
@@ -47,8 +48,8 @@ struct Runs {
   static_assert(ROUNDS <= 2);
 
   // For all lanes of a warp, as all that follows.
-  __device__ __forceinline__ Runs(const ChunkTable& table, int share, int shares, int lane) {
-    const int start = share_begin(table.total, share, shares), stop = share_begin(table.total, share + 1, shares);
+  __device__ __forceinline__ Runs(const ChunkTable& table, int share, int lane) {
+    const int start = share_begin(table.total, share), stop = share_begin(table.total, share + 1);
 #pragma unroll
     for (int round = 0; round < ROUNDS; round++) {
       const int pair = round * isa::WARP + lane;

@@ -48,11 +48,11 @@ __device__ __forceinline__ bool load_tiles(Loader& l, const isa::Descriptor& tas
 }
 
 // What is listed of an attention task's share, in its order: of block `from` + lane the page of K. For all lanes.
-__device__ __forceinline__ void list_blocks(Loader& l, int window, int share, int shares, int from) {
+__device__ __forceinline__ void list_blocks(Loader& l, int window, int share, int from) {
   const ChunkTable& table = table_for(l.s, window);
   const int wanted = from + l.lane;
   l.blocks = l.listed = 0;
-  Runs(table, share, shares, l.lane).each([&](int row, int head, int low, int high) {
+  Runs(table, share, l.lane).each([&](int row, int head, int low, int high) {
     const RowChunks& chunks = table.rows[row];
     // The blocks of a run of chunks follow one another in the table.
     const int begin = chunks.first + low * chunks.size, count = min(chunks.first + high * chunks.size, chunks.last + 1) - begin;
@@ -67,7 +67,7 @@ __device__ __forceinline__ void list_blocks(Loader& l, int window, int share, in
 __device__ __forceinline__ void list_ahead(Loader& l, int32_t word) {
   auto field = [&](isa::Field field) { return __shfl_sync(~0u, word, static_cast<int>(field)); };
   if (l.committed != l.epoch || field(isa::Field::OPCODE) != static_cast<int32_t>(isa::Opcode::ATTENTION)) return;
-  list_blocks(l, field(isa::Field::WINDOW), field(isa::Field::SHARE), field(isa::Field::SHARES), 0);
+  list_blocks(l, field(isa::Field::WINDOW), field(isa::Field::SHARE), 0);
   l.ahead = l.number + 1;
 }
 
@@ -75,7 +75,7 @@ __device__ __forceinline__ bool load_attention(Loader& l, const isa::Descriptor&
   bool going = true;
 #pragma unroll 1
   for (int from = 0; going && (from == 0 || from < l.blocks); from += isa::WARP) {
-    if (l.ahead != l.number) list_blocks(l, task.window, task.share, task.shares, from);
+    if (l.ahead != l.number) list_blocks(l, task.window, task.share, from);
     l.ahead = -1;  // what comes next is not listed, and in the next step this task has other blocks
     const int count = min(l.blocks - from, isa::WARP);
     l.s.kv_list[l.lane] = l.listed;
@@ -131,8 +131,8 @@ __device__ __forceinline__ bool load_task(Loader& l, int32_t word, int32_t next)
   const bool routed = task.expert_stride != 0;
   int first = 0, last = task.tile_count * (routed ? s.route.count : 1);
   if (opcode == isa::Opcode::EXPERT_UP) {
-    first = share_begin(last, task.share, task.shares);
-    last = share_begin(last, task.share + 1, task.shares);
+    first = share_begin(last, task.share);
+    last = share_begin(last, task.share + 1);
     if (l.lane == 0) s.experts_read += s.route.count;
   }
   if (l.lane == 0) {

@@ -60,6 +60,22 @@ struct OwnGroups {
     return FULL || (within < SPAN && group < GROUPS) ? group : -1;
   }
 
+  // Words are gone through a few at a time, by code that is there but once: as many rows as there are in the largest
+  // kernel would else make more of it than the instruction cache takes. Each batch moves to the end of the array.
+  static constexpr int BATCH = ROWS < 4 ? ROWS : 4;
+  template <typename Visit>
+  static __device__ __forceinline__ void each_batch(uint4 (&words)[ROWS], Visit visit) {
+#pragma unroll 1
+    for (int first = 0; first < ROWS; first += BATCH) {
+      visit(first);
+      uint4 batch[BATCH];
+#pragma unroll
+      for (int n = 0; n < BATCH; n++) batch[n] = words[n];
+#pragma unroll
+      for (int n = 0; n < ROWS; n++) words[n] = n + BATCH < ROWS ? words[n + BATCH] : batch[n + BATCH - ROWS];
+    }
+  }
+
   static __device__ __forceinline__ float elements(int segment) {
     return 8.0f * max(0, min(SPAN, GROUPS - segment * SPAN));
   }
@@ -75,13 +91,25 @@ struct OwnGroups {
   }
 
   // Of the lane's row in this warp's segment.
-  __device__ __forceinline__ Spread spread(const Consumer& c) const {
+  __device__ __forceinline__ Spread spread(const Consumer& c) {
     Spread all{0, 0, 0};
 #pragma unroll
     for (int round = 0; round < ROUNDS; round++) {
       Spread part[ROWS];
 #pragma unroll
-      for (int n = 0; n < ROWS; n++) part[n] = group(c, round, n) < 0 ? Spread{0, 0, 0} : Eight(word[round][n]).spread();
+      for (int n = 0; n < ROWS; n++) part[n] = {};
+      each_batch(word[round], [&](int first) {
+#pragma unroll
+        for (int n = 0; n + BATCH < ROWS; n++) part[n] = part[n + BATCH];
+#pragma unroll
+        for (int n = 0; n < BATCH; n++) {
+          const bool there = group(c, round, first + n) >= 0;
+          part[ROWS - BATCH + n] = there ? Eight(word[round][n]).spread() : Spread{0, 0, 0};
+        }
+      });
+      if (FULL)
+#pragma unroll
+        for (int n = 0; n < ROWS; n++) part[n].count = 8;
 #pragma unroll
       for (int step = 1; step < ROWS; step *= 2)
 #pragma unroll
@@ -103,7 +131,7 @@ struct OwnGroups {
 
 // The mean and the scale of this lane's row. For all consumers.
 template <int K>
-__device__ __forceinline__ float2 mean_and_scale(Consumer& c, const OwnGroups<K>& own) {
+__device__ __forceinline__ float2 mean_and_scale(Consumer& c, OwnGroups<K>& own) {
   const Spread part = own.spread(c);
   if (c.lane() < ROWS) c.s.spreads[c.warp()][c.lane()] = make_float2(part.mean, part.squares);
   c.meet_all();
@@ -117,8 +145,16 @@ __device__ __forceinline__ float2 mean_and_scale(Consumer& c, const OwnGroups<K>
   return make_float2(all.mean, rsqrtf(all.squares * (1.0f / K) + sizes::NORM_EPS));
 }
 
-__device__ __forceinline__ uint4 normalized(const uint4& word, const float* weights, float2 row) {
-  const float4 first = __ldg(reinterpret_cast<const float4*>(weights)), second = __ldg(reinterpret_cast<const float4*>(weights) + 1);
+struct EightWeights {
+  float4 first, second;
+
+  EightWeights() = default;
+  __device__ __forceinline__ explicit EightWeights(const float* from)
+      : first(__ldg(reinterpret_cast<const float4*>(from))), second(__ldg(reinterpret_cast<const float4*>(from) + 1)) {}
+};
+
+__device__ __forceinline__ uint4 normalized(const uint4& word, const EightWeights& weights, float2 row) {
+  const float4 &first = weights.first, &second = weights.second;
   const float w[8] = {first.x, first.y, first.z, first.w, second.x, second.y, second.z, second.w};
   Eight e(word);
 #pragma unroll
@@ -130,10 +166,31 @@ __device__ __forceinline__ const float* norm_weights(const Consumer& c, int norm
   return c.p.norms + static_cast<size_t>(norm) * sizes::HIDDEN;
 }
 
-// Bring a norm's weights into the L1, before the wait for what they are applied to: a line a thread.
-__device__ __forceinline__ void fetch_norm(const Consumer& c, int norm) {
-  for (int n = c.thread * 32; n < sizes::HIDDEN; n += CONSUMERS * 32) ptx::fetch(norm_weights(c, norm) + n);
-}
+// A norm's weights, fetched before the wait for what they are applied to: into registers where rows are few, else into the
+// L1, a line a thread.
+template <int K>
+struct NormWeights {
+  using Own = OwnGroups<K>;
+  static constexpr bool HELD = INPUT_STAYS;
+  const float* from;
+  EightWeights held[HELD ? Own::ROUNDS : 1][HELD ? ROWS : 1];
+
+  __device__ __forceinline__ NormWeights(const Consumer& c, int norm) : from(norm_weights(c, norm)) {
+    if constexpr (HELD) {
+#pragma unroll
+      for (int n = 0; n < Own::ROUNDS * ROWS; n++)
+        held[n / ROWS][n % ROWS] = EightWeights(from + max(Own::group(c, n / ROWS, n % ROWS), 0) * 8);
+    } else {
+      for (int n = c.thread * 32; n < K; n += CONSUMERS * 32) ptx::fetch(from + n);
+    }
+  }
+
+  // Those of the n-th group in a round.
+  __device__ __forceinline__ EightWeights of(int round, int n, int group) const {
+    if constexpr (HELD) return held[round][n];
+    return EightWeights(from + group * 8);
+  }
+};
 
 // Put what this lane has of blocks [first, first + count) where take_activations finds it.
 template <int K>
@@ -150,20 +207,21 @@ __device__ __forceinline__ void lay_out(Consumer& c, const OwnGroups<K>& own, ui
 
 // norm(X) of all rows into Shared::input, or in parts through Shared::sums, and each warp's columns of it into registers.
 template <int K>
-__device__ __forceinline__ void normalize(Consumer& c, int norm, Activations<K>& a) {
+__device__ __forceinline__ void normalize(Consumer& c, const NormWeights<K>& weights, Activations<K>& a) {
   constexpr int BLOCKS = Columns<K>::BLOCKS, ROOM = static_cast<int>(sizeof(Shared::sums)) / (isa::K_BLOCK * ROWS * 2);
   constexpr int COUNT = INPUT_STAYS || BLOCKS < ROOM ? BLOCKS : ROOM;
   OwnGroups<K> own;
   own.load(c, buffer_at(c.p, static_cast<int32_t>(isa::Buffer::X)));
   const float2 row = mean_and_scale<K>(c, own);
-  const float* weights = norm_weights(c, norm);
 #pragma unroll
   for (int round = 0; round < OwnGroups<K>::ROUNDS; round++)
+    own.each_batch(own.word[round], [&](int first) {
 #pragma unroll
-    for (int n = 0; n < ROWS; n++) {
-      const int group = own.group(c, round, n);
-      if (group >= 0) own.word[round][n] = normalized(own.word[round][n], weights + group * 8, row);
-    }
+      for (int n = 0; n < OwnGroups<K>::BATCH; n++) {
+        const int group = own.group(c, round, first + n);
+        if (group >= 0) own.word[round][n] = normalized(own.word[round][n], weights.of(round, n, group), row);
+      }
+    });
   uint8_t* staging = INPUT_STAYS ? c.s.input : reinterpret_cast<uint8_t*>(&c.s.sums[0][0][0][0]);
 #pragma unroll 1
   for (int first = 0; first < BLOCKS; first += COUNT) {
@@ -178,11 +236,11 @@ __device__ __forceinline__ void normalize(Consumer& c, int norm, Activations<K>&
 
 // norm(X) of all rows. For all consumers; they met at the task's start, after their last use of what is overwritten here.
 template <int K>
-__device__ __forceinline__ void load_normalized(Consumer& c, int norm, Activations<K>& a) {
+__device__ __forceinline__ void load_normalized(Consumer& c, int norm, const NormWeights<K>& weights, Activations<K>& a) {
   if (INPUT_STAYS && c.s.input_norm == norm && c.s.input_epoch == c.s.epoch) {
     take_activations<K>(c, c.s.input, 0, Columns<K>::BLOCKS, a);
   } else {
-    normalize<K>(c, norm, a);
+    normalize<K>(c, weights, a);
     if (INPUT_STAYS && c.thread == 0) c.s.input_norm = norm, c.s.input_epoch = c.s.epoch;  // for tasks after this one
   }
 }

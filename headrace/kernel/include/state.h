@@ -156,6 +156,8 @@ struct Shared {
   };
   RowState rows;
   uint64_t kv_pages[sizes::LAYERS];  // Params::kv_pages
+  float frequencies[HEAD_DIM / 2];   // Params::frequencies
+  int32_t new_block[ROWS];           // QKV_PROJ: where each row's key and value go
   int32_t kv_list[isa::WARP];        // the loader's: pages of K of the blocks that come next
   ChunkTable chunks[2];  // full attention, sliding window
   double pick_value[CONSUMER_WARPS];

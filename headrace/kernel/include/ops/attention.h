@@ -243,7 +243,7 @@ __device__ __forceinline__ void attend_chunk(Consumer& c, const isa::Descriptor&
 
 __device__ __forceinline__ void attention(Consumer& c, const isa::Descriptor& task) {
   const ChunkTable& table = table_for(c.s, task.window);
-  const Runs runs(table, task.share, task.shares, c.lane());
+  const Runs runs(table, task.share, c.lane());
   const int items = runs.items();
   const uint32_t heads = runs.heads(c.lane());
   const bool going = begin_after(c, [&] {

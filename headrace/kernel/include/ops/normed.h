@@ -20,7 +20,8 @@ __device__ __forceinline__ void normed_tile(Consumer& c, const isa::Descriptor& 
 __device__ __forceinline__ void project_normed(Consumer& c, const TaskSlot& slot) {
   const isa::Descriptor& task = slot.task;
   const bool routed = task.opcode == static_cast<int32_t>(isa::Opcode::EXPERT_UP);
-  fetch_norm(c, task.norm);
+  const NormWeights<sizes::HIDDEN> weights(c, task.norm);
+  if (task.opcode == static_cast<int32_t>(isa::Opcode::QKV_PROJ)) find_new_blocks(c, task);
   // The loader hands EXPERT_UP over when the experts are chosen, so what it waits for has come. STRICT asks for itself.
   const bool going = begin_after(c, [&] {
     if (!routed || variant::STRICT) wait_for_inputs(c, task);
@@ -29,7 +30,7 @@ __device__ __forceinline__ void project_normed(Consumer& c, const TaskSlot& slot
   const int first = routed ? slot.first : task.first_tile, count = routed ? slot.last - first : task.tile_count;
   if (count == 0) return signal_only(c, task);
   Activations<sizes::HIDDEN> a;
-  load_normalized(c, task.norm, a);
+  load_normalized(c, task.norm, weights, a);
   const int halves = routed || task.opcode == static_cast<int32_t>(isa::Opcode::FFN_UP) ? 2 : 1;
   const bool sends = task.opcode != static_cast<int32_t>(isa::Opcode::LM_HEAD);
   const uint32_t bytes = task.opcode == static_cast<int32_t>(isa::Opcode::ROUTER) ? ROWS * 32 : ROWS * 16;

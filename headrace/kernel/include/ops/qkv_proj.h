@@ -5,13 +5,19 @@
 #include "kv.h"
 #include "rope.h"
 
+// Before the wait for the task's inputs, so that no tile has to look into the block table.
+__device__ __forceinline__ void find_new_blocks(Consumer& c, const isa::Descriptor& task) {
+  const RowState& rows = c.s.rows;
+  if (c.thread < ROWS && rows.active[c.thread])
+    c.s.new_block[c.thread] = kv::block_of(c.p, c.thread, task.window, rows.position[c.thread] / isa::BLOCK_TOKENS);
+}
+
 // A lane's two elements of a key or value, rounded, into the page of its row's token: for later steps only.
 __device__ __forceinline__ void store_in_page(Consumer& c, const isa::Descriptor& task, int row, int part, int dim,
                                               uint32_t word) {
   if (!c.s.rows.active[row]) return;
   const int position = c.s.rows.position[row], token = position % isa::BLOCK_TOKENS;
-  const int block = kv::block_of(c.p, row, task.window, position / isa::BLOCK_TOKENS);
-  uint16_t* page = reinterpret_cast<uint16_t*>(kv::page(c.s, task.layer, kv::page_of(block, task.kv_head, part)));
+  uint16_t* page = reinterpret_cast<uint16_t*>(kv::page(c.s, task.layer, kv::page_of(c.s.new_block[row], task.kv_head, part)));
   if (part == 0) {
     *reinterpret_cast<uint32_t*>(page + kv::key_at(token, dim)) = word;
   } else {
@@ -24,7 +30,7 @@ __device__ __forceinline__ void qkv_tile(Consumer& c, const isa::Descriptor& tas
   const int in_head = task.first_tile + index - task.kv_head * QKV_TILES;
   const int head = in_head / HEAD_TILES, dim = in_head % HEAD_TILES * 8 + (c.lane() & 3) * 2;
   const bool turns = task.rope != static_cast<int32_t>(isa::Pairing::NONE) && head <= GROUP;
-  const float frequency = turns ? __ldg(c.p.frequencies + dim / 2) : 0.0f;
+  const float frequency = turns ? c.s.frequencies[dim / 2] : 0.0f;
   uint32_t* payload = tile_payload<uint32_t>(c, index);
 #pragma unroll 1
   for (int which = 0; which < Sums::EIGHTS; which++) {
