@@ -60,22 +60,6 @@ struct OwnGroups {
     return FULL || (within < SPAN && group < GROUPS) ? group : -1;
   }
 
-  // Words are gone through a few at a time, by code that is there but once: as many rows as there are in the largest
-  // kernel would else make more of it than the instruction cache takes. Each batch moves to the end of the array.
-  static constexpr int BATCH = ROWS < 4 ? ROWS : 4;
-  template <typename Visit>
-  static __device__ __forceinline__ void each_batch(uint4 (&words)[ROWS], Visit visit) {
-#pragma unroll 1
-    for (int first = 0; first < ROWS; first += BATCH) {
-      visit(first);
-      uint4 batch[BATCH];
-#pragma unroll
-      for (int n = 0; n < BATCH; n++) batch[n] = words[n];
-#pragma unroll
-      for (int n = 0; n < ROWS; n++) words[n] = n + BATCH < ROWS ? words[n + BATCH] : batch[n + BATCH - ROWS];
-    }
-  }
-
   static __device__ __forceinline__ float elements(int segment) {
     return 8.0f * max(0, min(SPAN, GROUPS - segment * SPAN));
   }
@@ -91,25 +75,13 @@ struct OwnGroups {
   }
 
   // Of the lane's row in this warp's segment.
-  __device__ __forceinline__ Spread spread(const Consumer& c) {
+  __device__ __forceinline__ Spread spread(const Consumer& c) const {
     Spread all{0, 0, 0};
 #pragma unroll
     for (int round = 0; round < ROUNDS; round++) {
       Spread part[ROWS];
 #pragma unroll
-      for (int n = 0; n < ROWS; n++) part[n] = {};
-      each_batch(word[round], [&](int first) {
-#pragma unroll
-        for (int n = 0; n + BATCH < ROWS; n++) part[n] = part[n + BATCH];
-#pragma unroll
-        for (int n = 0; n < BATCH; n++) {
-          const bool there = group(c, round, first + n) >= 0;
-          part[ROWS - BATCH + n] = there ? Eight(word[round][n]).spread() : Spread{0, 0, 0};
-        }
-      });
-      if (FULL)
-#pragma unroll
-        for (int n = 0; n < ROWS; n++) part[n].count = 8;
+      for (int n = 0; n < ROWS; n++) part[n] = group(c, round, n) < 0 ? Spread{0, 0, 0} : Eight(word[round][n]).spread();
 #pragma unroll
       for (int step = 1; step < ROWS; step *= 2)
 #pragma unroll
@@ -131,7 +103,7 @@ struct OwnGroups {
 
 // The mean and the scale of this lane's row. For all consumers.
 template <int K>
-__device__ __forceinline__ float2 mean_and_scale(Consumer& c, OwnGroups<K>& own) {
+__device__ __forceinline__ float2 mean_and_scale(Consumer& c, const OwnGroups<K>& own) {
   const Spread part = own.spread(c);
   if (c.lane() < ROWS) c.s.spreads[c.warp()][c.lane()] = make_float2(part.mean, part.squares);
   c.meet_all();
@@ -215,13 +187,11 @@ __device__ __forceinline__ void normalize(Consumer& c, const NormWeights<K>& wei
   const float2 row = mean_and_scale<K>(c, own);
 #pragma unroll
   for (int round = 0; round < OwnGroups<K>::ROUNDS; round++)
-    own.each_batch(own.word[round], [&](int first) {
 #pragma unroll
-      for (int n = 0; n < OwnGroups<K>::BATCH; n++) {
-        const int group = own.group(c, round, first + n);
-        if (group >= 0) own.word[round][n] = normalized(own.word[round][n], weights.of(round, n, group), row);
-      }
-    });
+    for (int n = 0; n < ROWS; n++) {
+      const int group = own.group(c, round, n);
+      if (group >= 0) own.word[round][n] = normalized(own.word[round][n], weights.of(round, n, group), row);
+    }
   uint8_t* staging = INPUT_STAYS ? c.s.input : reinterpret_cast<uint8_t*>(&c.s.sums[0][0][0][0]);
 #pragma unroll 1
   for (int first = 0; first < BLOCKS; first += COUNT) {
