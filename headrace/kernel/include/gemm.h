@@ -65,26 +65,19 @@ __device__ __forceinline__ void load_activations(const Consumer& c, const uint8_
   }
 }
 
-// Where eight columns of a row lie in shared memory: as in a buffer, but rows exchange places so that neither those who
-// write whole rows' worth nor those who read four groups of two rows at once meet in a bank.
-__device__ __forceinline__ int staged_at(int group, int row) {
-  return (group * ROWS + (ROWS >= 8 ? row ^ (group & 3) << 1 : row)) * 16;
-}
+// Where eight columns of a row lie in shared memory: as in a buffer.
+__device__ __forceinline__ int staged_at(int group, int row) { return (group * ROWS + row) * 16; }
 
-// Those of blocks [first, first + count), in the order in which they are multiplied, from shared memory where block
-// `first` begins.
+// From shared memory, in the order in which they are multiplied, where they were laid out as staged_at says.
 template <int K>
-__device__ __forceinline__ void take_activations(const Consumer& c, const uint8_t* from, int first, int count, Activations<K>& a) {
+__device__ __forceinline__ void take_activations(const Consumer& c, const uint8_t* from, Activations<K>& a) {
   using C = Columns<K>;
   const int row = c.lane() >> 2, quarter = c.lane() & 3;
 #pragma unroll
   for (int j = 0; j < C::PAGES * C::OWN; j++) {
-    const int i = j % C::OWN, block = j / C::OWN * C::PER_PAGE + i * TILE_WARPS + c.part() - first;
-    if (block < 0 || block >= count) continue;
-    const uint8_t* at = from + staged_at(block * 4 + quarter, row);
-    const bool there = has_block<K>(c, i);
-    a.low[j] = there && (ROWS >= 8 || row < ROWS) ? *reinterpret_cast<const uint4*>(at) : make_uint4(0, 0, 0, 0);
-    if (WIDE) a.high[j] = there ? *reinterpret_cast<const uint4*>(at + 8 * 16) : make_uint4(0, 0, 0, 0);
+    const int i = j % C::OWN, block = j / C::OWN * C::PER_PAGE + i * TILE_WARPS + c.part();
+    const bool there = has_block<K>(c, i) && row < ROWS;
+    a.low[j] = there ? *reinterpret_cast<const uint4*>(from + staged_at(block * 4 + quarter, row)) : make_uint4(0, 0, 0, 0);
   }
 }
 

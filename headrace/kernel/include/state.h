@@ -34,7 +34,7 @@ constexpr int EXPERTS = sizes::EXPERTS > 0 ? sizes::EXPERTS : 1;
 constexpr int CHOICES = sizes::TOP_K > 0 ? sizes::TOP_K : 1;  // experts of a row
 constexpr int MAX_ACTIVE = sizes::TOP_K > 0 ? (EXPERTS < ROWS * sizes::TOP_K ? EXPERTS : ROWS * sizes::TOP_K) : 1;
 
-constexpr bool INPUT_STAYS = sizes::HIDDEN * ROWS * 2 <= 16384;  // norm(X) has a place of its own
+constexpr bool INPUT_STAYS = ROWS <= 4 && sizes::HIDDEN * ROWS * 2 <= 16384;  // norm(X) has a place of its own
 constexpr int MESSAGES = 16;
 constexpr int PAYLOAD = ROWS * isa::TILE_ROWS * 4;  // bytes of a tile of float32, or of a share's statistics
 constexpr int MERGED_TILES = 4;                     // that the merger makes at a time
@@ -136,14 +136,15 @@ struct Shared {
   // ATTENTION keeps outputs there that are to be added up.
   alignas(16) float sums[2][CONSUMER_WARPS][WIDE ? 4 : 2][64];
   alignas(16) uint8_t input[INPUT_STAYS ? sizes::HIDDEN * ROWS * 2 : 16];  // norm(X), as staged_at says
-  int32_t input_norm;                                              // which norm it went through, in which step
+  float2 scales[ROWS];  // where it has none: the rows' means, and what their elements are multiplied by
+  int32_t input_norm;   // which norm that is of, in which step
   uint32_t input_epoch;
   alignas(16) float residual[variant::RESIDUAL_TILES][ROWS][isa::TILE_ROWS];  // owned tiles, for the whole step
   union {
     struct {
       float attention_max[2][2][4][8], attention_sum[2][2][4][8];  // of a group's items in turn
     };
-    float2 spreads[CONSUMER_WARPS][ROWS];  // mean, and squares around it, of a row's segments: see norm.h
+    float2 spreads[8][ROWS];  // mean, and squares around it, of a row's eighths: see spread.h
   };
   alignas(16) TaskSlot tasks[isa::TASK_SLOTS];
   Message messages[MESSAGES];
