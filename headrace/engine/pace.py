@@ -46,14 +46,14 @@ class Pace:
         wanted = min(self._wanted(streams), _GROWTH * self._largest)
         return max(1, min(self.most, max(FEWEST, wanted)))
 
-    def layers(self, left: int, *, tokens: int, layer: float | None, streams: int) -> int:
-        """How many of the `left` layers of a chunk of `tokens` the next step may run beside `streams`
-        decoding sequences. `layer` is what one has taken in seconds, None for a chunk that begins."""
+    def layers(self, left: int, *, tokens: int, layer: float | None, rows: int) -> int:
+        """How many of the `left` layers of a chunk of `tokens` may run before a step of `rows` rows. `layer`
+        is what one has taken in seconds, None for a chunk that begins."""
         if layer is None:
             layer = self._cost.of(tokens) / left
-        if not streams or not layer:
+        if not rows or not layer:
             return left
-        return max(1, min(left, int(self._room(streams) / layer)))
+        return max(1, min(left, int(self._room(rows) / layer)))
 
     def rides(self, tokens: int, *, streams: int, free: int) -> bool:
         """Whether `tokens` of prompts had better be fed in decode rows than in a chunk: up to `free` rows a
@@ -95,9 +95,9 @@ class Pace:
         own = _OWN_LAYERED if self.layered else _OWN
         return max(fitting, int(fixed * (1 - own) / own / slope))
 
-    def _room(self, streams: int) -> float:
-        """Seconds that a step has for prompts."""
-        step = self._steps.near(streams)
+    def _room(self, rows: int) -> float:
+        """Seconds for prompts before a step of so many rows."""
+        step = self._steps.near(rows)
         return max(self.gap - step, step)
 
 

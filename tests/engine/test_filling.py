@@ -21,7 +21,7 @@ from headrace.engine.engine import Engine
 from headrace.engine.null_backend import NullBackend
 from headrace.engine.options import EngineOptions
 from headrace.engine.pace import Pace
-from headrace.engine.request import Output
+from headrace.engine.request import FinishReason, Output
 from headrace.engine.scheduler import Scheduler
 from headrace.engine.sequence import Sequence
 from headrace.engine.torch_backend import TorchBackend
@@ -52,7 +52,7 @@ from tests.engine.test_torch_backend import rows_of
 class Slow(Whim):
     """Runs any number of a chunk's layers in a step, and lets pieces ride as the dice fall."""
 
-    def layers(self, left: int, *, tokens: int, layer: float | None, streams: int) -> int:
+    def layers(self, left: int, *, tokens: int, layer: float | None, rows: int) -> int:
         return self._random.randint(1, left)
 
 
@@ -126,10 +126,10 @@ def test_a_pass_that_goes_on_without_its_blocks_is_noticed() -> None:
 
 
 class OneByOne(Pace):
-    """Runs one layer a step while somebody decodes."""
+    """Runs one layer before a step that has rows."""
 
-    def layers(self, left: int, *, tokens: int, layer: float | None, streams: int) -> int:
-        return 1 if streams else left
+    def layers(self, left: int, *, tokens: int, layer: float | None, rows: int) -> int:
+        return 1 if rows else left
 
 
 def test_a_decode_step_follows_every_part_of_a_chunk() -> None:
@@ -148,8 +148,9 @@ def test_a_decode_step_follows_every_part_of_a_chunk() -> None:
     assert engine.counters.prefilled_tokens == backend.fed == 4 + 64
 
 
-def test_short_pieces_ride_past_a_pass_that_is_under_way() -> None:
-    engine, _ = ledger_engine(
+def riding_past(max_tokens: int, length: int) -> tuple[Engine, Client, LedgerBackend]:
+    """A stream of so many tokens, a long prompt whose pass is under way, and one of `length` behind it."""
+    engine, backend = ledger_engine(
         {FULL: 16},
         max_context=700,
         pace=OneByOne(most=512, gap=1e9),
@@ -158,13 +159,30 @@ def test_short_pieces_ride_past_a_pass_that_is_under_way() -> None:
         riding_rows=16,
     )
     client = Client(engine)
-    submit(engine, client, 1, 5, max_tokens=100)
+    submit(engine, client, 1, 5, max_tokens=max_tokens)
     engine.step()
     submit(engine, client, 2, 300, max_tokens=5)
     engine.step()
-    submit(engine, client, 3, 10, max_tokens=5)
+    backend.calls.clear()
+    submit(engine, client, 3, length, max_tokens=5)
     engine.step()
+    return engine, client, backend
+
+
+def test_short_pieces_ride_past_a_pass_that_is_under_way() -> None:
+    _, client, backend = riding_past(100, 10)
+    assert backend.calls == [(0, 64), (11, 1)]
     assert client.tokens[3] == [3 * STRIDE + 10]
+    assert not client.tokens[2]
+
+
+def test_a_pass_stops_for_rows_that_only_feed() -> None:
+    engine, client, backend = riding_past(2, 17)
+    assert client.reasons[1] is FinishReason.LENGTH
+    assert backend.calls == [(0, 64), (16, 1)]
+    assert engine._scheduler.filling is not None
+    engine.step()
+    assert client.tokens[3] == [3 * STRIDE + 17]
     assert not client.tokens[2]
 
 
