@@ -241,13 +241,12 @@ def machine(monkeypatch: pytest.MonkeyPatch, *, layered: bool) -> tuple[Engine, 
     return engine, backend
 
 
-def gaps_beside_a_long_prompt(
+def busy_machine(
     monkeypatch: pytest.MonkeyPatch, *, layered: bool, streams: int
-) -> tuple[list[float], float]:
-    """Seconds between tokens of a stream while a prompt of 100,000 tokens is computed, and for the prompt."""
+) -> tuple[Engine, Machine, list[float]]:
+    """One on which so many streams run, with the times at which the first of them gets its tokens."""
     engine, backend = machine(monkeypatch, layered=layered)
     times: list[float] = []
-    answer: list[Output] = []
     forever = SamplingParams(temperature=0, max_tokens=10_000, ignore_eos=True)
     engine.submit([1] * 500, forever, lambda output: times.append(backend.now))
     for length in range(100, 100 * streams, 100):
@@ -255,6 +254,15 @@ def gaps_beside_a_long_prompt(
     while len(times) < 300:
         engine.step()
     times.clear()
+    return engine, backend, times
+
+
+def gaps_beside_a_long_prompt(
+    monkeypatch: pytest.MonkeyPatch, *, layered: bool, streams: int
+) -> tuple[list[float], float]:
+    """Seconds between tokens of a stream while a prompt of 100,000 tokens is computed, and for the prompt."""
+    engine, backend, times = busy_machine(monkeypatch, layered=layered, streams=streams)
+    answer: list[Output] = []
     begin = backend.now
     engine.submit([1] * 100_000, SamplingParams(temperature=0, max_tokens=1), answer.append)
     while not answer:
@@ -271,6 +279,29 @@ def test_no_gap_is_longer_than_the_bound_and_the_prompt_takes_less(
     assert max(layered[5:]) < 0.0405, "the first chunks tell what they cost"
     assert max(whole) > 0.07, "a chunk's own cost and as much for its tokens"
     assert soon < share * late
+
+
+def first_token_beside_a_long_prompt(monkeypatch: pytest.MonkeyPatch, *, layered: bool, after: int) -> float:
+    """Seconds until a request of ten tokens is answered that comes so many steps after a long prompt."""
+    engine, backend, _ = busy_machine(monkeypatch, layered=layered, streams=4)
+    engine.submit([1] * 100_000, SamplingParams(temperature=0, max_tokens=1), lambda output: None)
+    for _ in range(after):
+        engine.step()
+    answer: list[Output] = []
+    begin = backend.now
+    engine.submit([1] * 10, SamplingParams(temperature=0, max_tokens=1), answer.append)
+    while not answer:
+        engine.step()
+    return backend.now - begin
+
+
+def test_a_short_request_beside_a_long_prompt_is_answered_sooner(monkeypatch: pytest.MonkeyPatch) -> None:
+    layered, whole = (
+        [first_token_beside_a_long_prompt(monkeypatch, layered=each, after=after) for after in range(20, 26)]
+        for each in (True, False)
+    )
+    assert max(layered) < max(whole)
+    assert sum(layered) < 0.5 * sum(whole), "it rides, unless it comes right when a chunk ends"
 
 
 def test_a_chunk_that_costs_more_than_was_thought_is_run_in_more_parts(
