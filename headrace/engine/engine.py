@@ -233,7 +233,8 @@ class Engine:
         filling = plan.filling
         if plain := [pair for pair in pairs if not pair[1].request.wants_scores]:
             filling = Filling.of(self._prefiller, *zip(*plain, strict=True))
-        tokens, seconds = self._run_layers(filling, streams=len(plan.rows)) if filling else (0, 0.0)
+        rows = len(plan.rows) + len(plan.fed)
+        tokens, seconds = self._run_layers(filling, rows) if filling else (0, 0.0)
         for span, sequence in pairs:
             if sequence.request.wants_scores:
                 begun = time.perf_counter()
@@ -242,10 +243,10 @@ class Engine:
                 seconds += time.perf_counter() - begun
         return tokens, seconds
 
-    def _run_layers(self, filling: Filling, *, streams: int) -> tuple[int, float]:
-        """As `_fill`, of one pass."""
+    def _run_layers(self, filling: Filling, rows: int) -> tuple[int, float]:
+        """As `_fill`, of one pass before a step of so many rows."""
         pace = self._scheduler.pace
-        layers = pace.layers(filling.left, tokens=filling.tokens, layer=filling.layer, streams=streams)
+        layers = pace.layers(filling.left, tokens=filling.tokens, layer=filling.layer, rows=rows)
         complete = filling.run(layers)
         self._scheduler.filling = None if complete else filling
         return (filling.tokens, filling.seconds) if complete else (0, 0.0)

@@ -38,6 +38,11 @@ class Filling:
     def tokens(self) -> int:
         return sum(len(span.tokens) for span in self.chunks)
 
+    @property
+    def seconds_left(self) -> float:
+        """How long the rest will take."""
+        return self.left * (self.layer or 0.0)
+
     def run(self, layers: int) -> bool:
         """Run the next `layers` layers; whether they were the last. Then the chunks are computed."""
         begun = time.perf_counter()

@@ -15,7 +15,7 @@ _SPREAD = 0.1  # sizes of chunks must differ so much, as a share of their mean, 
 _FLATTEST = 0.1  # a token costs this share of its part in a chunk at least, whatever noise says
 # How much of a chunk's cost may be its own, and not its tokens': else it is made larger than the bound says.
 _OWN = 0.5
-_OWN_LAYERED = 0.25  # where its layers are run in several steps, which keep to the bound
+_OWN_LAYERED = 0.25  # where its layers are run in several steps, and no other prompt waits for its end
 _DOUBT = 0.02  # of what a step costs is forgotten whenever a piece does not ride because of it
 
 
@@ -24,9 +24,9 @@ class Pace:
 
     A chunk is as large as the bound allows a step, and larger where it alone costs so much that this would
     leave little time for its tokens. Where chunks are `layered`, a step runs as many of a chunk's layers as
-    the bound allows, and a large chunk only keeps other prompts waiting; else the streams wait longer as
-    well. In any case a step has as much time for prompts as for decoding, and `most` bounds a chunk. Times
-    are those of whole steps: a step of decoding alone, and what a chunk adds to it.
+    the bound allows, and a large chunk only keeps other prompts waiting; else the streams wait longer. In any
+    case a step has as much time for prompts as for decoding, and `most` bounds a chunk. Times are those of
+    whole steps: a step of decoding alone, and what a chunk adds to it.
     """
 
     def __init__(self, *, most: int, gap: float, layered: bool = False) -> None:
@@ -37,40 +37,41 @@ class Pace:
         self._cost = Line()
         self._largest = FEWEST
 
-    def tokens(self, *, streams: int) -> int:
-        """How many tokens of prompt the next step may take in beside `streams` decoding sequences."""
+    def tokens(self, *, streams: int, prompts: int = 1) -> int:
+        """How many tokens of so many prompts the next step may begin with beside `streams` decoding ones."""
         if not streams:
             return self.most
         if not self._cost.known:
             return min(FEWEST, self.most)
-        wanted = min(self._wanted(streams), _GROWTH * self._largest)
+        own = _OWN_LAYERED if self.layered and prompts == 1 else _OWN
+        wanted = min(self._wanted(streams, own), _GROWTH * self._largest)
         return max(1, min(self.most, max(FEWEST, wanted)))
 
-    def layers(self, left: int, *, tokens: int, layer: float | None, streams: int) -> int:
-        """How many of the `left` layers of a chunk of `tokens` the next step may run beside `streams`
-        decoding sequences. `layer` is what one has taken in seconds, None for a chunk that begins."""
+    def layers(self, left: int, *, tokens: int, layer: float | None, rows: int) -> int:
+        """How many of the `left` layers of a chunk of `tokens` may run before a step of `rows` rows. `layer`
+        is what one has taken in seconds, None for a chunk that begins."""
         if layer is None:
             layer = self._cost.of(tokens) / left
-        if not streams or not layer:
+        if not rows or not layer:
             return left
-        return max(1, min(left, int(self._room(streams) / layer)))
+        return max(1, min(left, int(self._room(rows) / layer)))
 
-    def rides(self, tokens: int, *, streams: int, free: int) -> bool:
+    def rides(self, tokens: int, *, streams: int, free: int, wait: float = 0.0) -> bool:
         """Whether `tokens` of prompts had better be fed in decode rows than in a chunk: up to `free` rows a
-        step, beside those of `streams` decoding sequences.
+        step, beside those of `streams` decoding sequences. A chunk could begin in `wait` seconds.
 
         They had where they are there no later than by a chunk and the step that runs after it. Then the
         streams gain as well: each of these steps brings them a token, and a chunk none. As long as one of the
-        costs is not known, they ride if one step takes them all.
+        costs is not known, they ride if one step takes them all: so that of the step becomes known.
         """
         if free < 1:
             return False
-        steps = -(-tokens // free)
-        rows = streams + min(tokens, free)
-        full, bare = self._steps.of(rows), self._steps.of(streams) if streams else 0.0
-        if full is None or bare is None or not self._cost.parted:
+        steps, rows = -(-tokens // free), streams + min(tokens, free)
+        full = self._steps.at_most(rows)
+        if full is None or not self._cost.parted or (steps == 1 and rows not in self._steps):
             return steps == 1
-        if steps * full <= self._cost.of(tokens) + bare:
+        bare = self._steps.near(streams) if streams else 0.0
+        if steps * full <= wait + self._cost.of(tokens) + bare:
             return True
         if steps == 1:
             self._steps.doubt(rows)
@@ -85,19 +86,18 @@ class Pace:
             self._cost.observe(prompt_tokens, prefill)
             self._largest = max(self._largest, prompt_tokens)
 
-    def _wanted(self, streams: int) -> int:
+    def _wanted(self, streams: int, own: float) -> int:
         fixed, slope = self._cost.fixed, self._cost.slope
         if not slope:
             return self.most
         fitting = int((self._room(streams) - fixed) / slope)
         if fitting < FEWEST and not self._cost.parted:
             return _GROWTH * self._largest  # once, to see what of the cost is the chunk's own
-        own = _OWN_LAYERED if self.layered else _OWN
         return max(fitting, int(fixed * (1 - own) / own / slope))
 
-    def _room(self, streams: int) -> float:
-        """Seconds that a step has for prompts."""
-        step = self._steps.near(streams)
+    def _room(self, rows: int) -> float:
+        """Seconds for prompts before a step of so many rows."""
+        step = self._steps.near(rows)
         return max(self.gap - step, step)
 
 
@@ -107,9 +107,15 @@ class StepCosts:
     def __init__(self) -> None:
         self._seconds: dict[int, float] = {}  # by the exponent
 
-    def of(self, rows: int) -> float | None:
-        """What a step of so many rows costs, if there has been one."""
-        return self._seconds.get(_exponent(rows))
+    def __contains__(self, rows: int) -> bool:
+        """Whether there has been a step of so many rows."""
+        return _exponent(rows) in self._seconds
+
+    def at_most(self, rows: int) -> float | None:
+        """What a step of so many rows costs, or before the first as much for each row as with fewer."""
+        wanted = _exponent(rows)
+        known = max((exponent for exponent in self._seconds if exponent <= wanted), default=None)
+        return None if known is None else self._seconds[known] * 2 ** (wanted - known)
 
     def near(self, rows: int) -> float:
         """What the steps cost that have most nearly so many rows; 0 before the first."""

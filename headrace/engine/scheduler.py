@@ -152,12 +152,12 @@ class Scheduler:
         prefilling = [
             sequence for sequence in self.running if not sequence.decodes and sequence not in under_way
         ]
-        budget = 0 if under_way else self.pace.tokens(streams=streams)
         # No more than a block, so that nobody's prompt leaps over the end of one, where tails are kept.
         free = min(max(self._riding_rows - streams, 0), BLOCK_TOKENS)
         riders = self._riders(prefilling, streams, free)
         rides = dict(shares(riders, free))
         others = [sequence for sequence in prefilling if sequence not in rides]
+        budget = 0 if under_way else self.pace.tokens(streams=streams, prompts=len(others))
         chunks = dict(shares(others, budget))
         free -= sum(rides.values())
         complete: list[Sequence] = []
@@ -179,7 +179,8 @@ class Scheduler:
         """
         plain = [sequence for sequence in prefilling if not sequence.request.wants_scores]
         left = sum(sequence.to_feed for sequence in plain)
-        if plain and self.pace.rides(left, streams=streams, free=free):
+        wait = self.filling.seconds_left if self.filling is not None else 0.0
+        if plain and self.pace.rides(left, streams=streams, free=free, wait=wait):
             for sequence in plain:
                 sequence.rides = True
         return [sequence for sequence in plain if sequence.rides]

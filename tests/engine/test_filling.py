@@ -21,7 +21,7 @@ from headrace.engine.engine import Engine
 from headrace.engine.null_backend import NullBackend
 from headrace.engine.options import EngineOptions
 from headrace.engine.pace import Pace
-from headrace.engine.request import Output
+from headrace.engine.request import FinishReason, Output
 from headrace.engine.scheduler import Scheduler
 from headrace.engine.sequence import Sequence
 from headrace.engine.torch_backend import TorchBackend
@@ -52,7 +52,7 @@ from tests.engine.test_torch_backend import rows_of
 class Slow(Whim):
     """Runs any number of a chunk's layers in a step, and lets pieces ride as the dice fall."""
 
-    def layers(self, left: int, *, tokens: int, layer: float | None, streams: int) -> int:
+    def layers(self, left: int, *, tokens: int, layer: float | None, rows: int) -> int:
         return self._random.randint(1, left)
 
 
@@ -126,10 +126,10 @@ def test_a_pass_that_goes_on_without_its_blocks_is_noticed() -> None:
 
 
 class OneByOne(Pace):
-    """Runs one layer a step while somebody decodes."""
+    """Runs one layer before a step that has rows."""
 
-    def layers(self, left: int, *, tokens: int, layer: float | None, streams: int) -> int:
-        return 1 if streams else left
+    def layers(self, left: int, *, tokens: int, layer: float | None, rows: int) -> int:
+        return 1 if rows else left
 
 
 def test_a_decode_step_follows_every_part_of_a_chunk() -> None:
@@ -148,8 +148,9 @@ def test_a_decode_step_follows_every_part_of_a_chunk() -> None:
     assert engine.counters.prefilled_tokens == backend.fed == 4 + 64
 
 
-def test_short_pieces_ride_past_a_pass_that_is_under_way() -> None:
-    engine, _ = ledger_engine(
+def riding_past(max_tokens: int, length: int) -> tuple[Engine, Client, LedgerBackend]:
+    """A stream of so many tokens, a long prompt whose pass is under way, and one of `length` behind it."""
+    engine, backend = ledger_engine(
         {FULL: 16},
         max_context=700,
         pace=OneByOne(most=512, gap=1e9),
@@ -158,13 +159,30 @@ def test_short_pieces_ride_past_a_pass_that_is_under_way() -> None:
         riding_rows=16,
     )
     client = Client(engine)
-    submit(engine, client, 1, 5, max_tokens=100)
+    submit(engine, client, 1, 5, max_tokens=max_tokens)
     engine.step()
     submit(engine, client, 2, 300, max_tokens=5)
     engine.step()
-    submit(engine, client, 3, 10, max_tokens=5)
+    backend.calls.clear()
+    submit(engine, client, 3, length, max_tokens=5)
     engine.step()
+    return engine, client, backend
+
+
+def test_short_pieces_ride_past_a_pass_that_is_under_way() -> None:
+    _, client, backend = riding_past(100, 10)
+    assert backend.calls == [(0, 64), (11, 1)]
     assert client.tokens[3] == [3 * STRIDE + 10]
+    assert not client.tokens[2]
+
+
+def test_a_pass_stops_for_rows_that_only_feed() -> None:
+    engine, client, backend = riding_past(2, 17)
+    assert client.reasons[1] is FinishReason.LENGTH
+    assert backend.calls == [(0, 64), (16, 1)]
+    assert engine._scheduler.filling is not None
+    engine.step()
+    assert client.tokens[3] == [3 * STRIDE + 17]
     assert not client.tokens[2]
 
 
@@ -223,13 +241,12 @@ def machine(monkeypatch: pytest.MonkeyPatch, *, layered: bool) -> tuple[Engine, 
     return engine, backend
 
 
-def gaps_beside_a_long_prompt(
+def busy_machine(
     monkeypatch: pytest.MonkeyPatch, *, layered: bool, streams: int
-) -> tuple[list[float], float]:
-    """Seconds between tokens of a stream while a prompt of 100,000 tokens is computed, and for the prompt."""
+) -> tuple[Engine, Machine, list[float]]:
+    """One on which so many streams run, with the times at which the first of them gets its tokens."""
     engine, backend = machine(monkeypatch, layered=layered)
     times: list[float] = []
-    answer: list[Output] = []
     forever = SamplingParams(temperature=0, max_tokens=10_000, ignore_eos=True)
     engine.submit([1] * 500, forever, lambda output: times.append(backend.now))
     for length in range(100, 100 * streams, 100):
@@ -237,6 +254,15 @@ def gaps_beside_a_long_prompt(
     while len(times) < 300:
         engine.step()
     times.clear()
+    return engine, backend, times
+
+
+def gaps_beside_a_long_prompt(
+    monkeypatch: pytest.MonkeyPatch, *, layered: bool, streams: int
+) -> tuple[list[float], float]:
+    """Seconds between tokens of a stream while a prompt of 100,000 tokens is computed, and for the prompt."""
+    engine, backend, times = busy_machine(monkeypatch, layered=layered, streams=streams)
+    answer: list[Output] = []
     begin = backend.now
     engine.submit([1] * 100_000, SamplingParams(temperature=0, max_tokens=1), answer.append)
     while not answer:
@@ -253,6 +279,29 @@ def test_no_gap_is_longer_than_the_bound_and_the_prompt_takes_less(
     assert max(layered[5:]) < 0.0405, "the first chunks tell what they cost"
     assert max(whole) > 0.07, "a chunk's own cost and as much for its tokens"
     assert soon < share * late
+
+
+def first_token_beside_a_long_prompt(monkeypatch: pytest.MonkeyPatch, *, layered: bool, after: int) -> float:
+    """Seconds until a request of ten tokens is answered that comes so many steps after a long prompt."""
+    engine, backend, _ = busy_machine(monkeypatch, layered=layered, streams=4)
+    engine.submit([1] * 100_000, SamplingParams(temperature=0, max_tokens=1), lambda output: None)
+    for _ in range(after):
+        engine.step()
+    answer: list[Output] = []
+    begin = backend.now
+    engine.submit([1] * 10, SamplingParams(temperature=0, max_tokens=1), answer.append)
+    while not answer:
+        engine.step()
+    return backend.now - begin
+
+
+def test_a_short_request_beside_a_long_prompt_is_answered_sooner(monkeypatch: pytest.MonkeyPatch) -> None:
+    layered, whole = (
+        [first_token_beside_a_long_prompt(monkeypatch, layered=each, after=after) for after in range(20, 26)]
+        for each in (True, False)
+    )
+    assert max(layered) < max(whole)
+    assert sum(layered) < 0.5 * sum(whole), "it rides, unless it comes right when a chunk ends"
 
 
 def test_a_chunk_that_costs_more_than_was_thought_is_run_in_more_parts(

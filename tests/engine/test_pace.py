@@ -126,6 +126,32 @@ def test_before_costs_are_known_a_piece_rides_if_one_step_takes_it() -> None:
     assert not pace.rides(13, streams=4, free=12)
 
 
+def test_a_step_that_never_was_costs_no_more_than_its_rows_by_themselves() -> None:
+    pace = Pace(most=8192, gap=0.04)
+    for tokens in (100, 1000, 100, 1000):
+        prefill = (CHUNK + TOKEN * tokens) / 1000
+        pace.observe(prompt_tokens=tokens, prefill=prefill, decode=0.0088, steps=1, rows=8)
+    assert pace.rides(9, streams=8, free=8), "two steps of 17.6 ms"
+    assert not pace.rides(25, streams=8, free=8)
+
+
+def test_while_a_pass_is_under_way_longer_pieces_ride() -> None:
+    pace = learnt(Pace(most=8192, gap=0.04))
+    assert not pace.rides(60, streams=4, free=12)
+    assert pace.rides(60, streams=4, free=12, wait=0.1)
+    assert not pace.rides(200, streams=4, free=12, wait=0.1)
+
+
+def test_a_chunk_of_layers_is_smaller_where_other_prompts_wait_for_its_end() -> None:
+    pace = learnt(Pace(most=8192, gap=0.04, layered=True))
+    whole = learnt(Pace(most=8192, gap=0.04))
+    for one in (pace, whole):
+        one.observe(prompt_tokens=5000, prefill=(CHUNK + TOKEN * 5000) / 1000, decode=0, steps=0, rows=0)
+    alone, shared = (pace.tokens(streams=4, prompts=prompts) for prompts in (1, 2))
+    assert 2.5 * shared < alone < 3.5 * shared
+    assert whole.tokens(streams=4) == whole.tokens(streams=4, prompts=2) == shared
+
+
 def test_a_slow_first_step_does_not_keep_pieces_from_riding_for_ever() -> None:
     pace = learnt(Pace(most=8192, gap=0.04))
     for _ in range(20):

@@ -39,14 +39,14 @@ class Whim(Pace):
         super().__init__(most=most, gap=1e9)
         self._random = random.Random(seed)
 
-    def rides(self, tokens: int, *, streams: int, free: int) -> bool:
+    def rides(self, tokens: int, *, streams: int, free: int, wait: float = 0.0) -> bool:
         return free > 0 and self._random.random() < 0.4
 
 
 class Always(Pace):
     """Lets all that is left ride, however long it takes."""
 
-    def rides(self, tokens: int, *, streams: int, free: int) -> bool:
+    def rides(self, tokens: int, *, streams: int, free: int, wait: float = 0.0) -> bool:
         return free > 0
 
 

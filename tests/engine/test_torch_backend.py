@@ -152,21 +152,29 @@ def test_cached_prefixes_change_nothing(model: Model, tokenizer: Tokenizer) -> N
 
 @pytest.mark.gpu
 def test_prompts_that_go_ahead_on_a_gpu_write_the_same() -> None:
-    """All fused steps, unpacking beside, and whole tiles; what follows on the usual stream waits for them."""
+    """All fused steps, unpacking beside, and whole tiles; what follows on the usual stream waits for them.
+
+    In parts, too, with passes in between that unpack their layers in the same memory.
+    """
     shape = preset("north-mini-code")
     config = replace(shape, layers=shape.layers[:6])
     weights = pack_synthetic(config, device="cuda", dtype=torch.bfloat16)
     tables = {group: list(range(80)) for group in KVGroup}
+    beside = {group: [80] for group in KVGroup}
     tokens = [token % 1000 for token in range(80 * 64)]
     caches = []
-    for ahead in (False, True, True):
-        cache = KVCache(config, dict.fromkeys(KVGroup, 80), dtype=torch.bfloat16, device="cuda")
+    for ahead, parts in ((False, [6]), (True, [6]), (True, [6]), (True, [1, 3, 2])):
+        cache = KVCache(config, dict.fromkeys(KVGroup, 81), dtype=torch.bfloat16, device="cuda")
         model = packed_model(weights)
         assert fuse(model, cache, weights)
         backend = TorchBackend(model, cache, max_rows=1, ahead=ahead)
         for start, end in ((0, 100), (100, 3000), (3000, 5120)):
-            backend.prefill([Span(tokens[start:end], start, tables)])
-        caches.append([pages.clone() for pages in cache.pages])
+            advance = backend.begin([Span(tokens[start:end], start, tables)])
+            for layers in parts:
+                advance(layers)
+                with torch.inference_mode():
+                    model([Span([7], 0, beside)], cache)
+        caches.append([pages[:80].clone() for pages in cache.pages])
     for other in caches[1:]:
         assert all(torch.equal(*pages) for pages in zip(caches[0], other, strict=True))
     assert all(pages.isfinite().all() for pages in caches[0])

@@ -14,15 +14,14 @@ from headrace.kernel.check.against_model import (
     NORTHS_WIDTHS,
     WIDE_SETTINGS,
     ModelBench,
+    logit_errors,
     noise_ratio,
     parting_ratio,
     random_prompts,
 )
+from headrace.kernel.check.decided import OWN, SMALL, decided_bench
 from headrace.model.checkpoint import load_model
-from headrace.model.synthetic import synthetic_model
 from headrace.model.transformer import Model
-from headrace.step.pack import pack_synthetic
-from headrace.step.packed_model import packed_model
 from tests.recording import RecordCheck
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(240)]
@@ -47,17 +46,15 @@ def test_logits_of_north_micro(lengths: list[int], rows: int, record_check: Reco
 @pytest.mark.parametrize(("lengths", "rows"), WIDE_SETTINGS)
 def test_logits_at_norths_widths(lengths: list[int], rows: int, record_check: RecordCheck) -> None:
     """Five of North's layers: the dense one, three with a window, one without positions."""
-    model = synthetic_model(NORTHS_WIDTHS, seed=1, device="cuda", dtype=torch.bfloat16)
-    ratio = noise_ratio(bench(model, lengths, rows))
-    record_check(f"logits at North's widths, {rows} rows, in PyTorch's own error", ratio, NOISE)
+    ratio = noise_ratio(decided_bench(NORTHS_WIDTHS, lengths, rows))
+    record_check(f"logits at North's widths, {rows} rows, in PyTorch's own error", ratio, OWN)
 
 
 def test_logits_of_the_whole_of_north(record_check: RecordCheck) -> None:
     """All 49 layers. The weights are there once, in pages; in float32 they are one layer at a time."""
-    packed = pack_synthetic(NORTH, seed=1, device="cuda", dtype=torch.bfloat16)
-    prompts = random_prompts(NORTH, WIDE_SETTINGS[1][0])
-    ratio = noise_ratio(ModelBench(packed_model(packed), prompts, 8, packed=packed))
-    record_check("logits of all of North's layers, 8 rows, in PyTorch's own error", ratio, NOISE)
+    ours, theirs = logit_errors(decided_bench(NORTH, WIDE_SETTINGS[1][0], 8))
+    record_check("PyTorch's own error in the logits of all of North's layers, 8 rows", theirs, SMALL)
+    record_check("logits of all of North's layers, 8 rows, in PyTorch's own error", ours / theirs, OWN)
 
 
 @pytest.mark.parametrize(("lengths", "rows"), MICRO_SETTINGS)

@@ -32,13 +32,13 @@ from headrace.kernel.check.against_oracle import (
     step_errors,
     worst,
 )
+from headrace.kernel.check.decided import OWN, decided_bench
 from headrace.kernel.check.kernels import MakeKernel, on_gpu
 from headrace.kernel.check.sampling import wrong_draws
 from headrace.kernel.check.verdict import Check, failed
 from headrace.kernel.variant import variant_of
 from headrace.model.checkpoint import load_model, read_config
 from headrace.model.config import ModelConfig
-from headrace.model.synthetic import synthetic_model
 from headrace.model.transformer import Model
 from headrace.step.oracle.world import north
 from headrace.step.planner import build_plan
@@ -135,7 +135,7 @@ class Suite:
         for lengths, rows in self.wide_settings:
             which = f"{len(lengths)} of {rows} rows"
             name = f"logits at {self.wide.hidden_size} columns, in PyTorch's own error: {which}"
-            yield Planned(name, NOISE, partial(self._noise, self._wide_model, lengths, rows))
+            yield Planned(name, OWN, partial(self._wide_noise, lengths, rows))
 
     def _micro(self) -> Iterator[Planned]:
         if self.micro is None:
@@ -143,22 +143,24 @@ class Suite:
         for lengths, rows in MICRO_SETTINGS:
             which = f"{len(lengths)} of {rows} rows"
             name = f"logits of north-micro, in PyTorch's own error: {which}"
-            yield Planned(name, NOISE, partial(self._noise, self._micro_model, lengths, rows))
+            yield Planned(name, NOISE, partial(self._noise, lengths, rows))
             name = f"32 tokens of north-micro, margin in PyTorch's own noise: {which}"
             yield Planned(name, 1, partial(self._parting, lengths, rows))
 
-    def _noise(self, model: Callable[[], Model], lengths: list[int], rows: int) -> float:
-        return noise_ratio(self._model_bench(model(), lengths, rows))
+    def _wide_noise(self, lengths: list[int], rows: int) -> float:
+        bench = decided_bench(self.wide, lengths, rows, device=self.device, make=self.make, sms=self.sms)
+        return noise_ratio(bench)
+
+    def _noise(self, lengths: list[int], rows: int) -> float:
+        return noise_ratio(self._micro_bench(lengths, rows))
 
     def _parting(self, lengths: list[int], rows: int) -> float:
-        return parting_ratio(self._model_bench(self._micro_model(), lengths, rows))
+        return parting_ratio(self._micro_bench(lengths, rows))
 
-    def _model_bench(self, model: Model, lengths: list[int], rows: int) -> ModelBench:
+    def _micro_bench(self, lengths: list[int], rows: int) -> ModelBench:
+        model = self._micro_model()
         prompts = random_prompts(model.config, lengths)
         return ModelBench(model, prompts, rows, make=self.make, sms=self.sms)
-
-    def _wide_model(self) -> Model:
-        return synthetic_model(self.wide, seed=1, device=self.device, dtype=torch.bfloat16)
 
     def _micro_model(self) -> Model:
         assert self.micro is not None
