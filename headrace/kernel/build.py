@@ -216,9 +216,13 @@ def _publish(place: Path, content: bytes) -> None:
     os.replace(file.name, place)
 
 
+_importing = threading.Lock()
+
+
 def _cuda_core() -> Any:
     try:
-        from cuda import core  # not `import cuda.core`, which two threads at once can find half done
+        with _importing:  # it swaps modules while it is imported: another thread can find it half done
+            from cuda import core
     except ImportError:
         raise BuildError(
             "the decode kernel is compiled with cuda.core and NVRTC, which are not installed: "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -169,3 +170,22 @@ def test_strict_and_row_capacity_are_different_kernels() -> None:
 def test_models_that_the_kernel_has_no_operations_for_are_refused() -> None:
     with pytest.raises(VariantError, match="half a head apart"):
         variant("smollm2-135m", 1)
+
+
+THREADS = """
+import threading
+from headrace.kernel import build
+start, found = threading.Barrier(8), []
+def look():
+    start.wait()
+    found.append(hasattr(build._cuda_core(), "ProgramOptions"))
+threads = [threading.Thread(target=look) for _ in range(8)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+assert found == [True] * 8, found
+"""
+
+
+def test_threads_that_compile_first_find_cuda_core_whole() -> None:
+    """In a process of its own: here somebody may have imported it long ago."""
+    subprocess.run([sys.executable, "-c", THREADS], check=True)
