@@ -12,6 +12,8 @@ struct Consumer {
   uint32_t sequence;  // messages of all tasks before this one
   uint32_t turn;      // tiles that this warp's group has added up
   uint32_t begun;     // tasks
+  bool owes;          // this warp has exchanged a tile and not signalled it
+  uint32_t came_back[WIDE ? 2 : 1];  // the lane's words of that tile: what was there before
   uint32_t thread;    // threadIdx.x, forgotten from task to task: or addresses of all operations would fill registers
 
   __device__ __forceinline__ int warp() const { return thread >> 5; }
@@ -92,4 +94,30 @@ template <typename Element>
 __device__ __forceinline__ Element* tile_payload(Consumer& c, int index) {
   claim_message(c.s, c.sequence + index);
   return reinterpret_cast<Element*>(c.s.payload[(c.sequence + index) % MESSAGES]);
+}
+
+// Tiles that others wait for most do not go through the publisher. Each lane exchanges its words of the tile for what was in
+// global memory: an exchange is made where all SMs look, so when the old words are back the new ones can be seen, and the
+// tile may be signalled. The warp does not wait for that, but signals before its next tile, or at the task's end.
+
+// Signal the tile that this warp has exchanged last, if that is owed. For the whole warp.
+__device__ __forceinline__ void settle_tile(Consumer& c, const isa::Descriptor& task) {
+  if (!c.owes) return;
+  c.owes = false;
+  uint32_t back = c.came_back[0];
+  if constexpr (WIDE) back |= c.came_back[1];
+  back = __reduce_or_sync(~0u, back);
+  if (c.lane()) return;
+  uint32_t* counter = counter_at(c.p, task.signal_counter);
+  if (variant::STRICT) {
+    ptx::fence_device();
+    ptx::add_release(counter, ptx::after(back, 1));
+  } else {
+    ptx::add_relaxed(counter, ptx::after(back, 1));
+  }
+}
+
+// Where the lane's word of a tile of bfloat16 goes, of row `row`.
+__device__ __forceinline__ uint32_t* word_of_tile(const Consumer& c, const isa::Descriptor& task, int tile, int row) {
+  return reinterpret_cast<uint32_t*>(buffer_at(c.p, task.output)) + (static_cast<size_t>(tile) * ROWS + row) * 4 + (c.lane() & 3);
 }

@@ -46,7 +46,7 @@ __device__ __forceinline__ void run_task(Consumer& c, const TaskSlot& slot) {
 
 // The consumers' whole life.
 __device__ __forceinline__ void consume(Shared& s, const Params& p) {
-  Consumer c{s, p, {}, 0, 0, 0, threadIdx.x};
+  Consumer c{s, p, {}, 0, 0, 0, false, {}, threadIdx.x};
   while (true) {
     ptx::forget(c.thread);
     const uint32_t slot = c.begun % isa::TASK_SLOTS;
@@ -54,6 +54,8 @@ __device__ __forceinline__ void consume(Shared& s, const Params& p) {
     wait_barrier(s, Agent::CONSUMER, &s.task_full[slot], c.begun / isa::TASK_SLOTS & 1, Waited::TASK, slot);
     if (c.thread == 0) s.doing[static_cast<int>(Agent::CONSUMER)] = s.tasks[slot].number;
     trace::begin(s, trace::CONSUMERS, s.epoch - p.epoch - 1, s.tasks[slot].number);
+    c.owes = false;  // nothing is carried from task to task
+    for (uint32_t& word : c.came_back) word = 0;
     run_task(c, s.tasks[slot]);
     trace::end(s, p, trace::CONSUMERS);
     ptx::forget(c.begun);  // the slot is worked out anew, and not kept while the task runs

@@ -143,6 +143,10 @@ __device__ __forceinline__ uint32_t exchange(uint32_t* to, uint32_t value) {
   return before;
 }
 
+// `amount`, known only when `came_back` is: what is done with it is not done before.
+__device__ __constant__ uint32_t no_bits = 0;
+__device__ __forceinline__ uint32_t after(uint32_t came_back, uint32_t amount) { return amount + (came_back & no_bits); }
+
 __device__ __forceinline__ int32_t load_from_host(const int32_t* from) {
   int32_t value;
   asm volatile("ld.relaxed.sys.global.s32 %0, [%1];" : "=r"(value) : "l"(from) : "memory");

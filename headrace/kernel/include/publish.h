@@ -1,8 +1,9 @@
 // Results on their way out. Consumers write a message and its payload into shared memory; the publisher, one thread,
 // copies payloads to global memory in the order of the messages and signals.
 //
-// A bulk store that has been waited for is complete where all SMs look, the L2, so the signal needs no fence. (A
-// fence of the device's scope would wait for the SM's page loads as well: microseconds.) STRICT does it by the book.
+// A bulk store that has been waited for can be seen by the thread that waited, and not yet by all SMs: a signal that goes
+// out without release was, with memory busy, now and then seen before the data (docs/performance-log.md). The release
+// waits for the SM's page loads as well, a microsecond: what others wait for most goes another way (consumer.h).
 #pragma once
 
 #include "wait.h"
@@ -108,12 +109,8 @@ __device__ __forceinline__ void publish(Shared& s, const Params& p) {
     if (message.bytes) ptx::bulk_store(message.to, message.from, message.bytes);
     if (message.counter) {
       ptx::bulk_stores_done();
-      if (variant::STRICT) {
-        ptx::global_before_bulk();
-        ptx::add_release(message.counter, message.amount);
-      } else {
-        ptx::add_relaxed(message.counter, message.amount);
-      }
+      ptx::global_before_bulk();
+      ptx::add_release(message.counter, message.amount);
       trace::end(s, p, trace::PUBLISHER);
     } else if (message.bytes) {
       ptx::bulk_stores_read();

@@ -66,16 +66,9 @@ struct Scheduler {
 inline Scheduler machine;
 inline Fiber* current;
 
-inline void dump() {
-  for (size_t w = 0; w < machine.warps.size(); w++) if (machine.warps[w].there) {fprintf(stderr, "sm %zu warp %zu exchange there %d:", w / 16, w % 16, machine.warps[w].there); for (auto f : machine.warps[w].waiting) fprintf(stderr, " %d", f->thread % 32); fprintf(stderr, "\n");}
-  for (size_t w = 0; w < machine.barriers.size(); w++) if (machine.barriers[w].there) fprintf(stderr, "sm %zu bar %zu there %d of %d, waiting %zu\n", w / 16, w % 16, machine.barriers[w].there, machine.barriers[w].count, machine.barriers[w].waiting.size());
-  for (auto& [word, waiting] : machine.parked) for (auto f : waiting) if (f->thread % 32 == 0) fprintf(stderr, "sm %d warp %d parked at %p\n", f->sm, f->thread / 32, word);
-  if (current) fprintf(stderr, "current %d %d\n", current->sm, current->thread);
-  fprintf(stderr, "running %zu\n", machine.running);
-}
 // End the launch here and now.
 [[noreturn]] inline void fail(const char* format, ...) {
-  dump(); va_list values;
+  va_list values;
   va_start(values, format);
   std::vsnprintf(machine.failure, sizeof(machine.failure), format, values);
   va_end(values);

@@ -99,12 +99,8 @@ __device__ __forceinline__ void attention_merge(Shared& s, const Params& p, cons
   if (lane) return;
   uint32_t* counter = counter_at(p, word(isa::Field::SIGNAL_COUNTER));
   const uint32_t amount = word(isa::Field::SIGNAL_AMOUNT);
-  if (variant::STRICT) {
-    ptx::global_before_bulk();
-    ptx::add_release(counter, amount);
-  } else {
-    ptx::add_relaxed(counter, amount);
-  }
+  ptx::global_before_bulk();
+  ptx::add_release(counter, amount);
 }
 
 // The merger's whole life; one warp.

@@ -99,7 +99,7 @@ __device__ __forceinline__ void expert_down_of(Consumer& c, const isa::Descripto
     }
     end_turn(c, turn);
   }
-  if (task.output == static_cast<int32_t>(isa::Buffer::X)) c.sequence += task.tile_count;
+  settle_tile(c, task);
 }
 
 template <int... WIDTHS>

@@ -32,7 +32,7 @@ __device__ __forceinline__ void project_normed(Consumer& c, const TaskSlot& slot
   Activations<sizes::HIDDEN> a;
   load_normalized(c, task.norm, weights, a);
   const int halves = routed || task.opcode == static_cast<int32_t>(isa::Opcode::FFN_UP) ? 2 : 1;
-  const bool sends = task.opcode != static_cast<int32_t>(isa::Opcode::LM_HEAD);
+  const bool sends = task.opcode != static_cast<int32_t>(isa::Opcode::LM_HEAD) && task.opcode != static_cast<int32_t>(isa::Opcode::QKV_PROJ);
   const uint32_t bytes = task.opcode == static_cast<int32_t>(isa::Opcode::ROUTER) ? ROWS * 32 : ROWS * 16;
   each_tile<sizes::HIDDEN, 2>(
       c, count, halves, a,
@@ -41,4 +41,5 @@ __device__ __forceinline__ void project_normed(Consumer& c, const TaskSlot& slot
         if (sends) send_tile(c, task, task.output, first + index, index, count, bytes);
       });
   if (sends) c.sequence += count;
+  settle_tile(c, task);
 }

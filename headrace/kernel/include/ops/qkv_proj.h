@@ -31,15 +31,13 @@ __device__ __forceinline__ void qkv_tile(Consumer& c, const isa::Descriptor& tas
   const int head = in_head / HEAD_TILES, dim = in_head % HEAD_TILES * 8 + (c.lane() & 3) * 2;
   const bool turns = task.rope != static_cast<int32_t>(isa::Pairing::NONE) && head <= GROUP;
   const float frequency = turns ? c.s.frequencies[dim / 2] : 0.0f;
-  uint32_t* payload = tile_payload<uint32_t>(c, index);
-#pragma unroll 1
-  for (int which = 0; which < Sums::EIGHTS; which++) {
-    const int row = (c.lane() >> 2) + which * 8;
-    if (row >= ROWS) continue;
-    float2 v = which ? results.value[Sums::EIGHTS - 1] : results.value[0];
+  settle_tile(c, task);
+  each_own_row(c, [&](int row, int which) {
+    float2 v = results.value[which];
     if (turns) v = rope::turned(v, static_cast<float>(c.s.rows.position[row]), frequency);
     const uint32_t word = ptx::pack(v.x, v.y);
-    payload[row * 4 + (c.lane() & 3)] = word;
+    c.came_back[which] = ptx::exchange(word_of_tile(c, task, task.first_tile + index, row), word);
     if (head >= GROUP) store_in_page(c, task, row, head - GROUP, dim, word);
-  }
+  });
+  c.owes = true;
 }

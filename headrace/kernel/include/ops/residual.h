@@ -6,12 +6,12 @@
 // Publish a tile of X from the residual, where the task says so. For the warp that finishes the tile.
 __device__ __forceinline__ void publish_residual(Consumer& c, const isa::Descriptor& task, int index) {
   if (task.output != static_cast<int32_t>(isa::Buffer::X)) return;
-  uint32_t* payload = tile_payload<uint32_t>(c, index);
-  each_own_row(c, [&](int row, int) {
+  settle_tile(c, task);
+  each_own_row(c, [&](int row, int which) {
     const float2 v = *reinterpret_cast<float2*>(&c.s.residual[index][row][(c.lane() & 3) * 2]);
-    payload[row * 4 + (c.lane() & 3)] = ptx::pack(v.x, v.y);
+    c.came_back[which] = ptx::exchange(word_of_tile(c, task, task.first_tile + index, row), ptx::pack(v.x, v.y));
   });
-  send_tile(c, task, task.output, task.first_tile + index, index, task.tile_count, ROWS * 16);
+  c.owes = true;
 }
 
 // Add to this lane's two elements of the residual.
@@ -32,6 +32,8 @@ __device__ __forceinline__ void project(Consumer& c, const isa::Descriptor& task
       [&](int index, int, const Results& results) {
         each_own_row(c, [&](int row, int which) { add_residual(c, task, index, row, results.value[which]); });
       },
-      [&](int index) { publish_residual(c, task, index); });
-  if (task.output == static_cast<int32_t>(isa::Buffer::X)) c.sequence += task.tile_count;
+      [&](int index) {
+        publish_residual(c, task, index);
+        settle_tile(c, task);  // at once: activations leave no register to keep anything in
+      });
 }
