@@ -34,8 +34,9 @@ def origin(command: str | None = None) -> dict[str, Any]:
 
 def command_line() -> str:
     """What was typed, as near as this process can tell."""
-    program = Path(sys.argv[0])
-    name = "python -m headrace.cli" if program.name == "__main__.py" else program.name
+    spec = getattr(sys.modules["__main__"], "__spec__", None)  # of a module that was run with -m
+    module = "" if spec is None else spec.name.removesuffix(".__main__")
+    name = f"python -m {module}" if module else Path(sys.argv[0]).name
     return " ".join([name, *map(shlex.quote, sys.argv[1:])])
 
 

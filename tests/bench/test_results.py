@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+import sys
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -39,10 +42,15 @@ def test_a_changed_checkout_is_marked(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_command_can_be_typed_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.argv", ["/x/headrace/cli/__main__.py", "bench", "a b"])
-    assert results.command_line() == "python -m headrace.cli bench 'a b'"
-    monkeypatch.setattr("sys.argv", ["/x/bin/headrace", "check"])
+    main = ModuleType("__main__")
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    monkeypatch.setattr(sys, "argv", ["/somewhere/bin/headrace", "check"])
     assert results.command_line() == "headrace check"
+    monkeypatch.setattr(sys, "argv", ["/somewhere/__main__.py", "bench", "a b"])
+    for module in ("headrace.cli.__main__", "tools.time_gaps"):
+        main.__spec__ = ModuleSpec(module, None)
+        typed = module.removesuffix(".__main__")
+        assert results.command_line() == f"python -m {typed} bench 'a b'"
 
 
 def test_a_file_is_written_whole_with_its_folder(tmp_path: Path) -> None:
