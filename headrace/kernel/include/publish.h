@@ -33,6 +33,11 @@ __device__ __forceinline__ void wait_sent(Shared& s, uint32_t sequence) {
   wait_barrier(s, Agent::CONSUMER, &s.message_empty[slot], lap & 1, Waited::MESSAGE_FREE, slot);
 }
 
+__device__ constexpr Agent agent_of(int warp) {
+  if (warp < CONSUMER_WARPS) return Agent::CONSUMER;
+  return warp == LOADER_WARP ? Agent::LOADER : warp == ROUTER_WARP ? Agent::ROUTER : Agent::MERGER;
+}
+
 __device__ __forceinline__ Note note_of(const Shared& s, int warp) {
   const volatile Note& note = s.notes[warp];
   return {note.waited, note.want};
@@ -41,7 +46,7 @@ __device__ __forceinline__ Note note_of(const Shared& s, int warp) {
 // Tell the host what a warp of this SM waits for, if no other SM was first.
 __device__ __forceinline__ void tell_trouble(Shared& s, const Params& p, int warp, Note note) {
   if (atomicCAS(p.abort_flag, 0u, 1u) != 0u) return;
-  const Agent agent = warp < CONSUMER_WARPS ? Agent::CONSUMER : warp == LOADER_WARP ? Agent::LOADER : warp == ROUTER_WARP ? Agent::ROUTER : Agent::MERGER;
+  const Agent agent = agent_of(warp);
   const auto waited = static_cast<Waited>((note.waited >> Note::INDEX_BITS) - 1);
   const int32_t index = note.waited & ((1u << Note::INDEX_BITS) - 1);
   variant::HostLink* host = p.host;
