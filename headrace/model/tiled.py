@@ -1,11 +1,12 @@
 """Attention of long chunks by cuDNN, which on Hopper GPUs does almost twice what flash attention 2 does.
 
 The way to it through PyTorch has neither windows nor a causal order beside a past, and has a plan made,
-which takes long, for every new shape. So queries and keys are cut at multiples of TILE positions. A block of
-queries takes parts of three kinds, which are joined by the logarithms of their sums of exponentials:
+which takes long, for every new shape. So queries and keys are cut at multiples of TILE positions, into blocks
+of a power of two of them. A block of queries takes parts of three kinds, which are joined by the logarithms
+of their sums of exponentials:
 
 - its own tokens: a causal square;
-- keys that all its queries see: rectangles, each of a power of two times TILE keys;
+- keys that all its queries see: rectangles, each of a power of two times TILE keys, at most MOST;
 - with a window, the keys that leave it one by one: query i sees those after the i-th. Both in reverse order,
   this is a causal square, too.
 """
@@ -24,6 +25,7 @@ from headrace.model.fused import Fused
 
 TILE = 1024
 LEAST = 2  # tiles of a chunk that are worth the parts
+MOST = 16  # tiles of keys that are taken at once: longer ones would only be more shapes
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,11 +83,9 @@ def plan_blocks(
     """
     blocks = []
     while start < end:
-        stop, seen, edge = end, 0, None
-        if window is not None and start < window:  # nothing leaves yet
-            stop = min(end, window)
-        elif window is not None:
-            stop = min(end, start + window)
+        most = end if window is None else min(end, window if start < window else start + window)
+        stop, seen, edge = start + largest(start, most, tile), 0, None
+        if window is not None and start >= window:  # keys leave it
             seen = stop - window
             edge = _edge(key + start - window, stop - start, device)
         parts = [Part(stop - start, slice(key + start, key + stop), causal=True)]
@@ -102,11 +102,16 @@ def _edge(key: int, queries: int, device: torch.device) -> Part:
     return Part(count, slice(key + 1, key + 1 + count), causal=True, turned=turned)
 
 
+def largest(begin: int, end: int, tile: int) -> int:
+    """The largest power of two of tiles that fits between two positions."""
+    return tile << ((end - begin) // tile).bit_length() - 1
+
+
 def powers_of_two(begin: int, end: int, tile: int) -> list[tuple[int, int]]:
     """begin .. end in pieces of a power of two of tiles, the largest first: few shapes for any length."""
     pieces = []
     while begin < end:
-        size = tile << ((end - begin) // tile).bit_length() - 1
+        size = min(largest(begin, end, tile), MOST * tile)
         pieces.append((begin, begin + size))
         begin += size
     return pieces
