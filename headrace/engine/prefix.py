@@ -214,8 +214,13 @@ class PrefixCache:
                 in_use.append(entry)
             else:
                 self._drop(node)
+        # What is in use keeps all that it follows from going, also blocks that its sequence has again as
+        # its own. So where room still lacks it leaves the cache, and stays its sequence's; ends first.
         for entry in in_use:
-            heapq.heappush(self._nodes, entry)
+            if self._full.free < count and not entry[-1].children:
+                self._drop(entry[-1])
+            else:
+                heapq.heappush(self._nodes, entry)
         return self._full.free >= count
 
     def _evict_tails(self, pool: BlockPool, count: int) -> bool:

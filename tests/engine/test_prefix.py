@@ -6,7 +6,7 @@ import logging
 from functools import partial
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from headrace.engine import prefix
@@ -154,6 +154,13 @@ def test_a_round_robin_of_sessions_keeps_hitting(window: int | None) -> None:
     window=st.sampled_from([None, 1, 64, 65, 200]),
     together=st.integers(1, 3),
     least=st.sampled_from([64, 128, 512]),
+)
+@example(  # whose last but one had blocks of its own for what the cache knew, and then no room to go on
+    turns=[(4, 100, 700), (4, 64, 700), (4, 100, 325), (4, 100, 700), (4, 64, 620)],
+    full=13,
+    window=65,
+    together=2,
+    least=64,
 )
 def test_shared_prefixes_never_give_a_wrong_block(
     turns: list[tuple[int, int, int]], full: int, window: int | None, together: int, least: int
