@@ -30,6 +30,7 @@ from headrace.step.pack import PackedWeights
 from headrace.step.plan import Plan
 
 MAX_STEPS = 16
+LONGEST_WAIT = 4.0  # seconds: the kernel counts nanoseconds in 32 bits
 COUNTER_WORDS = 32  # a counter has 128 bytes of its own
 GROUPS = (KVGroup.FULL, KVGroup.SLIDING)
 
@@ -43,7 +44,7 @@ class WatchdogError(RuntimeError):
 class Launcher:
     """A plan's kernel with its weights and KV pages, all on the current GPU.
 
-    `timeout` bounds every wait within the kernel, in seconds. `trace` records what every SM does when: see
+    `timeout` bounds every wait within the kernel, in seconds, up to LONGEST_WAIT. `trace` records what every SM does when: see
     `headrace.kernel.trace`. One launch at a time.
     """
 
@@ -59,6 +60,8 @@ class Launcher:
         trace: bool = False,
         progress: Callable[[str], None] | None = None,
     ) -> None:
+        if not 0 < timeout <= LONGEST_WAIT:
+            raise ValueError(f"a wait may take up to {LONGEST_WAIT} seconds, not {timeout}")
         self.plan = plan
         self.binary = build(variant_of(plan, strict=strict, trace=trace), progress=progress)
         self._kernel = DecodeKernel(self.binary.cubin)

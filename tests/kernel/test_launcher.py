@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-import numpy as np
+from typing import Any, cast
 
-from headrace.kernel.launcher import with_logprobs
+import numpy as np
+import pytest
+
+from headrace.kernel.launcher import LONGEST_WAIT, Launcher, with_logprobs
 from headrace.kernel.records import LOGPROB_RECORD
 from headrace.model.sampler import NO_TOKEN, Sampled
 from headrace.model.sampling import TokenLogprobs
@@ -29,3 +32,10 @@ def test_a_small_vocabulary_has_fewer_than_asked() -> None:
     result = with_logprobs(3, one[0], 20)
     assert result.logprobs is not None
     assert [token for token, _ in result.logprobs.top] == [40, 3]
+
+
+@pytest.mark.parametrize("timeout", [0.0, 300.0])
+def test_a_wait_that_the_kernel_cannot_count_is_refused(timeout: float) -> None:
+    nothing = cast(Any, None)
+    with pytest.raises(ValueError, match=f"up to {LONGEST_WAIT} seconds"):
+        Launcher(nothing, nothing, nothing, table_blocks=1, timeout=timeout)

@@ -16,7 +16,7 @@ struct Loader {
   uint32_t epoch;        // of the step whose tasks it loads, counted from 1
   uint32_t handed = 0;   // tasks
   uint32_t routes = 0;   // taken from the router
-  RingFiller ring;       // of lane 0
+  RingFiller ring{s};    // of lane 0
 
   uint32_t committed = 0;  // the step whose rows are known: SAMPLE_COMMIT of the one before has been waited for
   int32_t ahead = -1;      // the task of attention whose first blocks are listed, in `listed`
@@ -94,9 +94,11 @@ __device__ __forceinline__ bool wait_for_pages(Loader& l, const isa::Descriptor&
   Shared& s = l.s;
   bool going = true;
   const bool routed = task.opcode == static_cast<int32_t>(isa::Opcode::EXPERT_UP);
-  if (task.loader_counter && l.lane == 0) {
+  // EXPERT_DOWN's choice is that of EXPERT_UP, and one task of attention has waited for the step before.
+  const bool known = !routed && (!task.loader_lag || l.committed == l.epoch);
+  if (!known && l.lane == 0) {
     if (routed) {
-      going = wait_barrier_or_end(s, Agent::LOADER, &s.route_full, l.routes & 1, Waited::ROUTE, 0);
+      going = wait_barrier_or_end(s, Agent::LOADER, ptx::shared_address(&s.route_full), l.routes & 1, Waited::ROUTE, 0);
     } else {
       const uint32_t steps = l.epoch - task.loader_lag;
       wait_counter(s, l.p, Agent::LOADER, task.loader_counter, steps * static_cast<uint32_t>(task.loader_arrivals));
@@ -118,7 +120,7 @@ __device__ __forceinline__ bool load_task(Loader& l, int32_t word, int32_t next)
   trace::ready(s, trace::LOADER);
   if (l.lane == 0) {
     s.doing[static_cast<int>(Agent::LOADER)] = l.number;
-    going = wait_barrier_or_end(s, Agent::LOADER, &s.task_empty[slot], (lap & 1) ^ 1, Waited::TASK_FREE, slot);
+    going = wait_barrier_or_end(s, Agent::LOADER, ptx::shared_address(&s.task_empty[slot]), (lap & 1) ^ 1, Waited::TASK_FREE, slot);
   }
   if (!__shfl_sync(~0u, going, 0)) return false;
   trace::begin(s, trace::LOADER, l.epoch - l.p.epoch - 1, l.number);

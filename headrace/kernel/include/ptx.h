@@ -10,6 +10,13 @@ __device__ __forceinline__ uint32_t shared_address(const void* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
+// The same, once and for all: kept in a register, not worked out at every use.
+__device__ __forceinline__ uint32_t kept_address(const void* pointer) {
+  uint32_t address;
+  asm volatile("{\n.reg .u64 a;\ncvta.to.shared.u64 a, %1;\ncvt.u32.u64 %0, a;\n}" : "=r"(address) : "l"(pointer));
+  return address;
+}
+
 // ---- mbarriers: words of shared memory that count arrivals and bytes, phase after phase ----
 
 __device__ __forceinline__ void barrier_init(uint64_t* barrier, int arrivals) {
@@ -25,22 +32,25 @@ __device__ __forceinline__ void barrier_arrive(uint64_t* barrier, int count) {
 }
 
 // Arrive once, and make the phase wait for this many bytes of bulk copies besides.
-__device__ __forceinline__ void barrier_expect(uint64_t* barrier, uint32_t bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes)
-               : "memory");
+__device__ __forceinline__ void barrier_expect(uint32_t barrier, uint32_t bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
 
 // Whether the phase of this parity is over. Sleeps for a moment, which the hardware chooses, before it says no.
-__device__ __forceinline__ bool barrier_passed(uint64_t* barrier, uint32_t parity) {
+__device__ __forceinline__ bool barrier_passed(uint32_t barrier, uint32_t parity) {
   uint32_t passed;
   asm volatile(
       "{\n.reg .pred p;\n"
       "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
       "selp.u32 %0, 1, 0, p;\n}"
       : "=r"(passed)
-      : "r"(shared_address(barrier)), "r"(parity)
+      : "r"(barrier), "r"(parity)
       : "memory");
   return passed != 0;
+}
+
+__device__ __forceinline__ bool barrier_passed(uint64_t* barrier, uint32_t parity) {
+  return barrier_passed(shared_address(barrier), parity);
 }
 
 // ---- bulk copies: contiguous, 16-byte aligned, by the copy engine (the asynchronous proxy) ----
@@ -51,12 +61,11 @@ __device__ __forceinline__ uint64_t read_once_policy() {
   return policy;
 }
 
-__device__ __forceinline__ void bulk_load(void* to, const void* from, uint32_t bytes, uint64_t* barrier,
+__device__ __forceinline__ void bulk_load(uint32_t to_shared, const void* from, uint32_t bytes, uint32_t barrier,
                                           uint64_t policy) {
   asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(
-          shared_address(to)),
-      "l"(from), "r"(bytes), "r"(shared_address(barrier)), "l"(policy)
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(to_shared),
+      "l"(from), "r"(bytes), "r"(barrier), "l"(policy)
       : "memory");
 }
 
@@ -169,6 +178,10 @@ __device__ __forceinline__ void multiply_add(float (&d)[4], uint32_t a0, uint32_
 }
 
 // ---- threads ----
+
+__device__ __forceinline__ void store_shared(uint32_t to_shared, uint32_t value) {
+  asm volatile("st.relaxed.cta.shared::cta.u32 [%0], %1;" ::"r"(to_shared), "r"(value) : "memory");
+}
 
 // Keep the compiler from working out ahead of a loop all that depends on this value.
 __device__ __forceinline__ void forget(uint32_t& value) { asm volatile("" : "+r"(value)); }

@@ -49,12 +49,16 @@ __device__ __forceinline__ void release_page(Shared& s, int lane, int slot, int 
   if (lane == 0) ptx::barrier_arrive(&s.page_empty[slot], PAGE_ARRIVALS / sharers);
 }
 
-// The loader's side, for one thread.
+// The loader's side, for one thread. What a page needs is kept in registers: to work out an address in shared memory anew
+// costs more than all else that is done for a page.
 struct RingFiller {
+  uint32_t shared;   // address of Shared
   int32_t slot = 0, landed_slot = 0, in_flight = 0;
   int32_t most = 1;     // in flight, of the pages that come
   uint32_t issued = 0;  // pages
   uint32_t parity = 1, landed_parity = 0;  // an empty ring passes for one that has been freed
+
+  __device__ __forceinline__ explicit RingFiller(const Shared& s) : shared(ptx::kept_address(&s)) {}
 
   // The next pages are of so many bytes. Once a task, not once a page: it divides.
   __device__ __forceinline__ void prepare(int bytes) { most = most_in_flight(bytes); }
@@ -62,30 +66,29 @@ struct RingFiller {
   // Bring the next page in. False if the launch ended first. What comes after the wait for others to land is on memory's
   // way, so it is little.
   __device__ __forceinline__ bool issue(Shared& s, const uint8_t* from, uint32_t bytes) {
-    if (!wait_barrier_or_end(s, Agent::LOADER, &s.page_empty[slot], parity, Waited::PAGE_FREE, slot)) return false;
-    ptx::barrier_expect(&s.page_full[slot], bytes);
-    while (in_flight >= most) {
-      wait_barrier(s, Agent::LOADER, &s.page_full[landed_slot], landed_parity, Waited::PAGE_LANDED, landed_slot);
-      landed();
-    }
-    ptx::bulk_load(s.ring[slot], from, bytes, &s.page_full[slot], ptx::read_once_policy());
+    if (!wait_barrier_or_end(s, Agent::LOADER, shared + offsetof(Shared, page_empty) + slot * 8, parity, Waited::PAGE_FREE, slot)) return false;
+    ptx::barrier_expect(full(slot), bytes);
+    while (in_flight >= most) wait_landed(s);
+    ptx::bulk_load(shared + offsetof(Shared, ring) + slot * isa::PAGE_BYTES_MAX, from, bytes, full(slot), ptx::read_once_policy());
     in_flight++;
     advance(slot, parity);
-    *static_cast<volatile uint32_t*>(&s.issued) = ++issued;
+    ptx::store_shared(shared + offsetof(Shared, issued), ++issued);
     return true;
   }
 
   // Nothing may land in shared memory after the block has ended.
   __device__ __forceinline__ void drain(Shared& s) {
-    while (in_flight > 0) {
-      while (!ptx::barrier_passed(&s.page_full[landed_slot], landed_parity)) {
-      }
-      landed();
-    }
+    while (in_flight > 0) wait_landed(s);
   }
 
  private:
-  __device__ __forceinline__ void landed() {
+  __device__ __forceinline__ uint32_t full(int32_t slot) const { return shared + offsetof(Shared, page_full) + slot * 8; }
+
+  // What is under way lands in any case: this wait needs no watchdog.
+  __device__ __forceinline__ void wait_landed(Shared& s) {
+    const trace::Waiting waiting(s, trace::LOADER, trace::Sum::OTHER);
+    while (!ptx::barrier_passed(full(landed_slot), landed_parity)) {
+    }
     advance(landed_slot, landed_parity);
     in_flight--;
   }

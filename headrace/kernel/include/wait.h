@@ -55,8 +55,8 @@ __device__ __forceinline__ void wait_barrier(Shared& s, Agent agent, uint64_t* b
   clear_note(s);
 }
 
-// The loader's waits also end with the launch. Gives whether the phase is over.
-__device__ __forceinline__ bool wait_barrier_or_end(Shared& s, Agent agent, uint64_t* barrier, uint32_t parity,
+// The loader's waits also end with the launch. Gives whether the phase is over. `barrier` is an address in shared memory.
+__device__ __forceinline__ bool wait_barrier_or_end(Shared& s, Agent agent, uint32_t barrier, uint32_t parity,
                                                     Waited what, int32_t index) {
   const trace::Waiting waiting(s, lane_of(agent), sum_of(what, agent));
   if (ptx::barrier_passed(barrier, parity)) return true;
@@ -103,7 +103,7 @@ __device__ __forceinline__ void each_beside(Shared& s, const Params& p, Agent ag
                                             int lane, Work work) {
   const int32_t* list = p.descriptors + static_cast<size_t>(blockIdx.x) * sizes::TASKS * isa::WORDS;
 #pragma unroll 1
-  for (uint32_t step = 1; step <= static_cast<uint32_t>(p.steps); step++) {
+  for (uint32_t epoch = p.epoch + 1; epoch - p.epoch <= static_cast<uint32_t>(p.steps); epoch++) {
 #pragma unroll 1
     for (int first = 0; first < sizes::TASKS; first += isa::WARP) {
       const int own = first + lane;
@@ -113,7 +113,7 @@ __device__ __forceinline__ void each_beside(Shared& s, const Params& p, Agent ag
         const int number = first + __ffs(found) - 1;
         const int32_t* words = list + number * isa::WORDS;
         const int32_t* waited = words + static_cast<int>(counter);
-        const uint32_t want = (p.epoch + step) * static_cast<uint32_t>(__ldg(waited + 1));
+        const uint32_t want = epoch * static_cast<uint32_t>(__ldg(waited + 1));
         s.doing[static_cast<int>(agent)] = number;
         if (!wait_counter_or_end(s, p, __ldg(waited), want, lane)) return;
         work(words);

@@ -17,6 +17,12 @@ inline uint32_t shared_address(const void* pointer) {
   return static_cast<uint32_t>(offset);
 }
 
+inline uint32_t kept_address(const void* pointer) { return shared_address(pointer); }
+template <typename T>
+T* at_address(uint32_t shared) {
+  return reinterpret_cast<T*>(shared_begin() + shared);
+}
+
 inline void barrier_init(uint64_t* barrier, int arrivals) {
   barrier_at(barrier) = {0, static_cast<uint64_t>(arrivals), static_cast<uint64_t>(arrivals), 0};
 }
@@ -25,16 +31,16 @@ inline void barrier_arrive(uint64_t* barrier, int count) {
   change_barrier(barrier, count, 0);
   falter();
 }
-inline void barrier_expect(uint64_t* barrier, uint32_t bytes) { change_barrier(barrier, 1, bytes); }
+inline void barrier_expect(uint32_t barrier, uint32_t bytes) { change_barrier(at_address<uint64_t>(barrier), 1, bytes); }
 inline bool barrier_passed(uint64_t* barrier, uint32_t parity) {
   if (barrier_at(barrier).parity == parity) park(barrier);
   return barrier_at(barrier).parity != parity;
 }
+inline bool barrier_passed(uint32_t barrier, uint32_t parity) { return barrier_passed(at_address<uint64_t>(barrier), parity); }
 
 inline uint64_t read_once_policy() { return 0; }
-inline void bulk_load(void* to, const void* from, uint32_t bytes, uint64_t* barrier, uint64_t) {
-  shared_address(to);
-  begin_copy(to, from, bytes, barrier);
+inline void bulk_load(uint32_t to_shared, const void* from, uint32_t bytes, uint32_t barrier, uint64_t) {
+  begin_copy(at_address<uint8_t>(to_shared), from, bytes, at_address<uint64_t>(barrier));
 }
 inline void bulk_store(void* to, uint32_t from_shared, uint32_t bytes) {
   begin_copy(to, shared_begin() + from_shared, bytes, nullptr);
@@ -94,6 +100,7 @@ inline void multiply_add(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, u
   }
 }
 
+inline void store_shared(uint32_t to_shared, uint32_t value) { *at_address<uint32_t>(to_shared) = value; }
 inline void forget(uint32_t&) {}
 inline uint4 settled(const uint4& value) { return value; }
 inline void meet(int barrier, int count) { meet_in_block(barrier, count, true); }
