@@ -4,19 +4,33 @@ What a chunk of a prompt costs depends on the machine, the model and how far int
 it is learnt from the steps as they run: so much for every token, and so much for the chunk itself, as all
 weights are read for it. So is what a decode step costs by its rows: a short piece of prompt may be cheaper in
 the rows of a few steps than in a chunk.
+
+A measurement may be far off, because something had to be loaded, planned or allocated first. So all costs are
+medians, and chunks of different sizes are kept in sight: where all are alike, what a chunk costs by itself and
+what its tokens do cannot be told apart, and a wrong guess would confirm itself for ever.
 """
 
 from __future__ import annotations
 
+from collections import deque
+from itertools import combinations
+from statistics import median
+
 FEWEST = 64  # tokens that a step takes in whatever the bound says, so that every prompt gets done
-_WEIGHT = 0.3  # of the newest measurement
 _GROWTH = 2  # at most so many times the largest chunk so far: a first guess must not be far off
-_SPREAD = 0.1  # sizes of chunks must differ so much, as a share of their mean, to tell the two costs apart
+_SPREAD = (
+    0.1  # sizes of two chunks must differ so much, as a share of the larger, to tell the two costs apart
+)
+_CHUNKS = 16  # the newest, which costs are learnt from
+_OTHERS = 3  # of those are to differ from the usual size: one alone may have been an accident
+_STEPS = 5  # the newest of so many rows
+_NEWEST = 3  # chunks, of which one may be far off
 _FLATTEST = 0.1  # a token costs this share of its part in a chunk at least, whatever noise says
 # How much of a chunk's cost may be its own, and not its tokens': else it is made larger than the bound says.
 _OWN = 0.5
 _OWN_LAYERED = 0.25  # where its layers are run in several steps, and no other prompt waits for its end
 _DOUBT = 0.02  # of what a step costs is forgotten whenever a piece does not ride because of it
+_LONGEST_RIDE = 16  # steps: whatever a chunk is thought to cost, longer pieces are no short ones
 
 
 class Pace:
@@ -45,6 +59,8 @@ class Pace:
             return min(FEWEST, self.most)
         own = _OWN_LAYERED if self.layered and prompts == 1 else _OWN
         wanted = min(self._wanted(streams, own), _GROWTH * self._largest)
+        if self._cost.alike:  # twice as large costs the streams nothing where only some layers run in a step
+            wanted = wanted * 2 if self.layered else wanted // 2
         return max(1, min(self.most, max(FEWEST, wanted)))
 
     def layers(self, left: int, *, tokens: int, layer: float | None, rows: int) -> int:
@@ -68,6 +84,8 @@ class Pace:
             return False
         steps, rows = -(-tokens // free), streams + min(tokens, free)
         full = self._steps.at_most(rows)
+        if steps > _LONGEST_RIDE:
+            return False
         if full is None or not self._cost.parted or (steps == 1 and rows not in self._steps):
             return steps == 1
         bare = self._steps.near(streams) if streams else 0.0
@@ -105,32 +123,31 @@ class StepCosts:
     """Seconds of a decode step by its rows. These count up to the next power of two, as kernels are made."""
 
     def __init__(self) -> None:
-        self._seconds: dict[int, float] = {}  # by the exponent
+        self._newest: dict[int, deque[float]] = {}  # by the exponent
 
     def __contains__(self, rows: int) -> bool:
         """Whether there has been a step of so many rows."""
-        return _exponent(rows) in self._seconds
+        return _exponent(rows) in self._newest
 
     def at_most(self, rows: int) -> float | None:
         """What a step of so many rows costs, or before the first as much for each row as with fewer."""
         wanted = _exponent(rows)
-        known = max((exponent for exponent in self._seconds if exponent <= wanted), default=None)
-        return None if known is None else self._seconds[known] * 2 ** (wanted - known)
+        known = max((exponent for exponent in self._newest if exponent <= wanted), default=None)
+        return None if known is None else median(self._newest[known]) * 2 ** (wanted - known)
 
     def near(self, rows: int) -> float:
         """What the steps cost that have most nearly so many rows; 0 before the first."""
         wanted = _exponent(rows)
-        known = min(self._seconds, key=lambda exponent: abs(exponent - wanted), default=wanted)
-        return self._seconds.get(known, 0.0)
+        known = min(self._newest, key=lambda exponent: abs(exponent - wanted), default=None)
+        return 0.0 if known is None else median(self._newest[known])
 
     def observe(self, rows: int, seconds: float) -> None:
-        exponent = _exponent(rows)
-        known = self._seconds.get(exponent, seconds)
-        self._seconds[exponent] = known + _WEIGHT * (seconds - known)
+        self._newest.setdefault(_exponent(rows), deque(maxlen=_STEPS)).append(seconds)
 
     def doubt(self, rows: int) -> None:
         """Trust a cost a little less: it keeps such steps from being run, and may have been an accident."""
-        self._seconds[_exponent(rows)] *= 1 - _DOUBT
+        newest = self._newest[_exponent(rows)]
+        newest.extend([seconds * (1 - _DOUBT) for seconds in newest])
 
 
 def _exponent(rows: int) -> int:
@@ -138,34 +155,48 @@ def _exponent(rows: int) -> int:
 
 
 class Line:
-    """seconds = fixed + slope * tokens, fitted to the newest chunks."""
+    """seconds = fixed + slope * tokens, fitted to the newest chunks.
+
+    The slope is the median of the slopes of all pairs (Theil, 1950; Sen, 1968), which chunks that were far off do
+    not move while they are few. The newest chunks say how high the line lies.
+    """
 
     def __init__(self) -> None:
         self.fixed = self.slope = 0.0
-        self.known = False  # whether a chunk has been seen
-        self.parted = False  # whether chunks of different sizes have been
-        self._mean_tokens = self._mean_seconds = self._variance = self._covariance = 0.0
+        self.parted = False  # whether chunks of different sizes have been seen
+        self._newest: deque[tuple[int, float]] = deque(maxlen=_CHUNKS)
+
+    @property
+    def known(self) -> bool:
+        """Whether a chunk has been seen."""
+        return bool(self._newest)
+
+    @property
+    def alike(self) -> bool:
+        """Whether so many chunks are of one size that the two costs may no longer be told apart."""
+        usual = median(tokens for tokens, _ in self._newest)
+        others = sum(abs(tokens - usual) > _SPREAD * max(tokens, usual) for tokens, _ in self._newest)
+        return self.parted and len(self._newest) == _CHUNKS and others < _OTHERS
 
     def of(self, tokens: int) -> float:
         """What a chunk of so many tokens costs."""
         return self.fixed + self.slope * tokens
 
     def observe(self, tokens: int, seconds: float) -> None:
-        if not self.known:
-            self.known, self.slope = True, seconds / tokens
-            self._mean_tokens, self._mean_seconds = tokens, seconds
-            return
-        more, longer = tokens - self._mean_tokens, seconds - self._mean_seconds
-        self._mean_tokens += _WEIGHT * more
-        self._mean_seconds += _WEIGHT * longer
-        self._variance = (1 - _WEIGHT) * (self._variance + _WEIGHT * more * more)
-        self._covariance = (1 - _WEIGHT) * (self._covariance + _WEIGHT * more * longer)
-        if self._variance > (_SPREAD * self._mean_tokens) ** 2:
+        self._newest.append((tokens, seconds))
+        newest = list(self._newest)[-_NEWEST:]
+        slopes = [
+            (longer - shorter) / (more - fewer)
+            for (fewer, shorter), (more, longer) in combinations(sorted(self._newest), 2)
+            if more - fewer > _SPREAD * more
+        ]
+        if slopes:
             self.parted = True
-            whole = self._mean_seconds / self._mean_tokens
-            self.slope = min(max(self._covariance / self._variance, _FLATTEST * whole), whole)
-            self.fixed = self._mean_seconds - self.slope * self._mean_tokens
-        elif guess := self.of(tokens):
-            # Alike as they are, chunks only tell that both costs have changed.
-            factor = 1 + _WEIGHT * (seconds / guess - 1)
+            whole = median(spent / count for count, spent in newest)
+            self.slope = min(max(median(slopes), _FLATTEST * whole), whole)
+            self.fixed = max(0.0, median(spent - self.slope * count for count, spent in newest))
+        elif self.parted:  # alike as they are, chunks only tell that both costs have changed
+            factor = median(spent / self.of(count) for count, spent in newest)
             self.fixed, self.slope = self.fixed * factor, self.slope * factor
+        else:
+            self.slope = median(spent / count for count, spent in newest)

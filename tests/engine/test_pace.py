@@ -46,6 +46,35 @@ def test_costs_that_rise_along_a_prompt_are_followed() -> None:
     assert gaps[-1] < 0.044
 
 
+def test_chunks_of_one_size_are_not_for_ever() -> None:
+    """A guess of a size that is far too small would else never be put right: all chunks bear it out."""
+    pace = Pace(most=8192, gap=0.04, layered=True)
+    sizes = []
+    for step in range(60):
+        tokens = pace.tokens(streams=4)
+        prefill = CHUNK / 1000 + TOKEN / 1000 * tokens * (8 if step < 20 else 1)
+        pace.observe(prompt_tokens=tokens, prefill=prefill, decode=0.005, steps=1, rows=4)
+        sizes.append(tokens)
+    assert max(sizes[15:20]) < 1500, "tokens cost eight times as much at first"
+    assert min(sizes[45:]) > 4000
+
+
+def test_a_step_that_took_long_does_not_make_room_for_prompts() -> None:
+    pace = learnt(Pace(most=8192, gap=0.04, layered=True))
+    before = pace.layers(49, tokens=5000, layer=0.002, rows=4)
+    pace.observe(prompt_tokens=0, prefill=0, decode=2.0, steps=1, rows=4)
+    assert pace.layers(49, tokens=5000, layer=0.002, rows=4) == before
+
+
+def test_no_long_prompt_rides_whatever_a_chunk_is_thought_to_cost() -> None:
+    pace = Pace(most=8192, gap=0.04)
+    for tokens in (200, 500):
+        pace.observe(prompt_tokens=tokens, prefill=0.003 * tokens, decode=0.005, steps=1, rows=4)
+    pace.observe(prompt_tokens=0, prefill=0, decode=0.015, steps=1, rows=16)
+    assert pace.rides(16 * 12, streams=4, free=12)
+    assert not pace.rides(16 * 12 + 1, streams=4, free=12)
+
+
 def test_the_largest_chunk_is_kept_to() -> None:
     pace = Pace(most=100, gap=10.0)
     run(pace, token_cost=1e-6, decode=0.001)
