@@ -56,8 +56,11 @@ class Fused(Protocol):
         Both are [tokens, top_k], `logits` float32 [tokens, experts]; of equal ones the first are chosen.
         """
 
-    def group(self, ids: Tensor, experts: int) -> tuple[Tensor, Tensor, Tensor]:
+    def group(self, ids: Tensor, experts: int) -> tuple[Tensor, Tensor]:
         """As `layers.group`."""
+
+    def spread(self, x: Tensor, places: Tensor) -> Tensor:
+        """As `layers.spread`."""
 
     def unpack(self, stored: Tensor, out: Tensor, *, paired: bool) -> None:
         """Copy matrices packed as `headrace.step.layout` says to out [matrices, rows, columns].

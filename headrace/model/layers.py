@@ -102,17 +102,24 @@ def route(logits: Tensor, mlp: MoEMLP, fused: Fused | None = None) -> tuple[Tens
     return ids, weights
 
 
-def group(ids: Tensor, experts: int) -> tuple[Tensor, Tensor, Tensor]:
+def group(ids: Tensor, experts: int) -> tuple[Tensor, Tensor]:
     """Slots `ids` [tokens, top_k] in the order of their experts, and within an expert of the tokens.
 
-    Gives the token at each place [slots], the place of each slot, int32 [tokens, top_k], and the place after
-    each expert's last, int32 [experts].
+    Gives the place of each slot, int32 [tokens, top_k], and the place after each expert's last, int32
+    [experts].
     """
     order = by_expert(ids)
     ends = torch.searchsorted(ids.flatten()[order], torch.arange(experts, device=ids.device), right=True)
     places = torch.empty(len(order), dtype=torch.int32, device=ids.device)
     places[order] = torch.arange(len(order), dtype=torch.int32, device=ids.device)
-    return order // ids.shape[1], places.view(ids.shape), ends.int()
+    return places.view(ids.shape), ends.int()
+
+
+def spread(x: Tensor, places: Tensor) -> Tensor:
+    """Rows [tokens * top_k, hidden]: those at places[token], [top_k] of all, are x[token]."""
+    rows = x.new_empty(places.numel(), x.shape[1])
+    rows[places.long()] = x[:, None]
+    return rows
 
 
 def by_expert(ids: Tensor) -> Tensor:
@@ -169,8 +176,9 @@ class Experts(nn.Module):
 
     def grouped(self, h: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
         """The same by two grouped products, a dozen launches in all, and without a wait: for GPUs."""
-        tokens, places, ends = (group if self.fused is None else self.fused.group)(ids, len(self.down))
-        inner = functional.grouped_mm(h[tokens], self.gate_up.transpose(1, 2), offs=ends)
+        places, ends = (group if self.fused is None else self.fused.group)(ids, len(self.down))
+        rows = (spread if self.fused is None else self.fused.spread)(h, places)
+        inner = functional.grouped_mm(rows, self.gate_up.transpose(1, 2), offs=ends)
         inner = swiglu(inner) if self.fused is None else self.fused.swiglu(inner)
         parts = functional.grouped_mm(inner, self.down.transpose(1, 2), offs=ends)
         combine = weighed_sum if self.fused is None else self.fused.combine

@@ -19,7 +19,7 @@ from headrace.kernel.build import compile_source, resources_of
 from headrace.kernel.prompt.passes import KERNELS, SOURCE, Passes, _passed, available, fits
 from headrace.model.config import DenseMLP, KVGroup, MoEMLP, Rope
 from headrace.model.kv import BLOCK_TOKENS, KVCache
-from headrace.model.layers import group, route, swiglu, weighed_sum
+from headrace.model.layers import group, route, spread, swiglu, weighed_sum
 from headrace.model.presets import NORTH_MICRO_SHAPE, PRESETS, north_layers
 from headrace.model.rope import Rotation, rotate
 from headrace.model.synthetic import synthetic_model
@@ -34,6 +34,7 @@ HOST = r"""
 #define __global__
 #define __shared__
 struct float4 { float x, y, z, w; };
+struct int4 { int x, y, z, w; };
 static struct { unsigned x, y, z; } blockIdx, threadIdx, blockDim, gridDim;
 static float __uint_as_float(unsigned bits) { float value; std::memcpy(&value, &bits, 4); return value; }
 static unsigned __float_as_uint(float value) { unsigned bits; std::memcpy(&bits, &value, 4); return bits; }
@@ -53,13 +54,13 @@ static void run(void (*kernel)(A...), unsigned gx, unsigned gy, unsigned threads
       for (threadIdx.x = 0; threadIdx.x < threads; ++threadIdx.x) kernel(a...);
 }
 template <typename... A, std::size_t... I>
-static void spread(void (*kernel)(A...), unsigned gx, unsigned gy, unsigned threads, void** values,
+static void unfold(void (*kernel)(A...), unsigned gx, unsigned gy, unsigned threads, void** values,
                    std::index_sequence<I...>) {
   run<A...>(kernel, gx, gy, threads, *static_cast<std::decay_t<A>*>(values[I])...);
 }
 template <typename... A>
 static void call(void (*kernel)(A...), unsigned gx, unsigned gy, unsigned threads, void** v) {
-  spread(kernel, gx, gy, threads, v, std::index_sequence_for<A...>{});
+  unfold(kernel, gx, gy, threads, v, std::index_sequence_for<A...>{});
 }
 """
 
@@ -187,11 +188,17 @@ class Bench:
         assert torch.allclose(weights, right, rtol=1e-6, equal_nan=True)
 
     def check_group(self) -> None:
-        for tokens in (1, 300):
+        for tokens in (1, 52, 300):
             ids = torch.rand(tokens, 12).argsort(dim=-1)[:, :5].sort(dim=-1).values.to(self.device)
             ids[ids == 3] = 2  # an expert that nobody uses, and one that some use twice
             for ours, theirs in zip(self.passes.group(ids, 12), group(ids, 12), strict=True):
                 assert torch.equal(ours, theirs)
+
+    def check_spread(self) -> None:
+        x, places = self.random(10, 64), torch.randperm(40).int().view(10, 4).to(self.device)
+        rows = self.passes.spread(x, places)
+        assert torch.equal(rows, spread(x, places))
+        assert torch.equal(rows[places[7, 2]], x[7])
 
     def check_unpack(self) -> None:
         """Experts' matrices, in fewer blocks than there is to do and in more."""
@@ -213,7 +220,10 @@ class Bench:
                 assert torch.equal(out, right)
 
 
-CHECKS = ("swiglu", "combine", "rotate", "write_blocks", "read_blocks", "join", "choose", "group", "unpack")
+CHECKS = (
+    *("swiglu", "combine", "rotate", "write_blocks", "read_blocks", "join"),
+    *("choose", "group", "spread", "unpack"),
+)
 
 
 @pytest.mark.parametrize("check", CHECKS)
@@ -228,6 +238,28 @@ def test_so_they_do_on_a_gpu(check: str) -> None:
     getattr(Bench(Passes(), "cuda"), f"check_{check}")()
 
 
+@pytest.mark.gpu
+def test_so_do_the_experts_of_a_whole_chunk() -> None:
+    """At North's sizes, where many blocks run side by side; logits of 8 bits are often equal."""
+    passes = Passes()
+    logits = torch.randn(8192, 128, device="cuda").bfloat16().float()
+    ids, _ = passes.choose(logits, 8)
+    assert torch.equal(ids, route(logits, MoEMLP(width=8, experts=128, top_k=8))[0])
+    places, ends = passes.group(ids, 128)
+    right_places, right_ends = group(ids, 128)
+    assert torch.equal(places, right_places)
+    assert torch.equal(ends, right_ends)
+    x = torch.randn(8192, 2048, device="cuda").bfloat16()
+    assert torch.equal(passes.spread(x, places), spread(x, places))
+    for paired, rows, columns in ((True, 1536, 2048), (False, 2048, 768)):
+        stored = torch.randn(16, rows // 8, columns // 32, 8, 32, device="cuda").bfloat16()
+        tiles = stored.transpose(2, 3).reshape(16, rows // 8, 8, columns)
+        right = tiles.view(16, rows // 2, 2, columns).transpose(1, 2) if paired else tiles
+        out = torch.empty(16, rows, columns, dtype=torch.bfloat16, device="cuda")
+        passes.unpack(stored.flatten(), out, paired=paired)
+        assert torch.equal(out, right.reshape(out.shape))
+
+
 @pytest.mark.parametrize(
     ("check", "right", "wrong"),
     [
@@ -236,9 +268,15 @@ def test_so_they_do_on_a_gpu(check: str) -> None:
         ("rotate", "__fsub_rn(__fmul_rn(a", "__fadd_rn(__fmul_rn(a"),
         ("write_blocks", "8 * c + 2 * j + e", "8 * c + 4 * e + j"),
         ("read_blocks", "(token < count)", "(token <= count)"),
-        ("choose", "1.0f + expf(-each[j])", "1.0f + expf(each[j])"),
+        ("choose", "1.0f + expf(-row", "1.0f + expf(row"),
+        ("choose", "four < own", "four > own"),
+        ("choose", "keys[other] == key", "keys[other] > key"),
+        ("choose", "found[j] < found[i]", "j < i"),
         ("choose", "value + 0.0f", "value"),
-        ("group", "slot / top_k", "slot % top_k"),
+        ("group", "(four.w == expert);", "(four.w > expert);"),
+        ("group", "to[3]", "to[2]"),
+        ("group", "ends[own] - counts[own]", "ends[own]"),
+        ("spread", "to[i]", "to[0]"),
         ("unpack", "r % 2 * (rows / 2)", "r % 2 * (rows / 4)"),
         ("join", "-rows - 1 - query", "-rows - 2 - query"),
     ],

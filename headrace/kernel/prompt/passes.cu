@@ -168,84 +168,111 @@ __device__ int ordered(float value) {
   return bits ^ ((bits >> 31) & 0x7fffffff);
 }
 
-// The top_k largest of each token's 4 * fours logits, of equal ones the first, by index, and their sigmoids:
-// logits are float [tokens, 4 * fours], ids and weights [tokens, top_k]. A thread a token.
-extern "C" __global__ void choose(const float4* logits, long long* ids, float* weights, int tokens, int fours,
-                                  int top_k) {
-  const int token = blockIdx.x * blockDim.x + threadIdx.x;
-  if (token >= tokens) return;
-  const float4* row = logits + static_cast<long long>(token) * fours;
-  int last = 0x7fffffff, at = -1;  // the one found last: the next is smaller, or as large and after it
-  for (int i = 0; i < top_k; ++i) {
-    int most = static_cast<int>(0x80000000u), best = -1;
-    for (int four = 0; four < fours; ++four) {
-      const float4 values = row[four];
-      const int keys[] = {ordered(values.x), ordered(values.y), ordered(values.z), ordered(values.w)};
-      for (int j = 0; j < 4; ++j) {
-        const int expert = 4 * four + j;
-        if (keys[j] > most && (keys[j] < last || (keys[j] == last && expert > at))) {
-          most = keys[j];
-          best = expert;
-        }
-      }
+// The top_k largest of each token's logits, of equal ones the first, by index, and their sigmoids: logits are
+// float [tokens, experts], ids and weights [tokens, top_k]. A block a token, a thread an expert: its rank is the
+// number of experts before it.
+extern "C" __global__ void choose(const float* logits, long long* ids, float* weights, int experts, int top_k) {
+  extern __shared__ Eight tile[];
+  int* keys = reinterpret_cast<int*>(tile);
+  int* found = keys + experts;  // the chosen ones by rank
+  const float* row = logits + static_cast<long long>(blockIdx.x) * experts;
+  for (int expert = threadIdx.x; expert < experts; expert += blockDim.x) keys[expert] = ordered(row[expert]);
+  __syncthreads();
+  for (int expert = threadIdx.x; expert < experts; expert += blockDim.x) {
+    const int key = keys[expert], own = expert / 4;
+    int rank = 0;
+#pragma unroll 4
+    for (int four = 0; four < experts / 4; ++four) {
+      const int4 others = reinterpret_cast<const int4*>(keys)[four];
+      const int bar = four < own ? key - 1 : key;  // no key is the least integer
+      rank += (others.x > bar) + (others.y > bar) + (others.z > bar) + (others.w > bar);
     }
-    last = most;
-    at = best;
+    for (int other = 4 * own; other < expert; ++other) rank += keys[other] == key;
+    if (rank < top_k) found[rank] = expert;
   }
-  long long out = static_cast<long long>(token) * top_k;
-  for (int four = 0; four < fours; ++four) {
-    const float4 values = row[four];
-    const float each[] = {values.x, values.y, values.z, values.w};
-    for (int j = 0; j < 4; ++j) {
-      const int key = ordered(each[j]), expert = 4 * four + j;
-      if (key < last || (key == last && expert > at)) continue;
-      ids[out] = expert;
-      weights[out++] = __fdiv_rn(1.0f, 1.0f + expf(-each[j]));
-    }
+  __syncthreads();
+  for (int i = threadIdx.x; i < top_k; i += blockDim.x) {
+    long long at = static_cast<long long>(blockIdx.x) * top_k;
+    for (int j = 0; j < top_k; ++j) at += found[j] < found[i];
+    ids[at] = found[i];
+    weights[at] = __fdiv_rn(1.0f, 1.0f + expf(-row[found[i]]));
   }
+}
+
+// The slots of a block's, [SLOTS], as words in shared memory; what is beyond the last is nobody's.
+constexpr int SLOTS = 256;
+__device__ int4* block_slots(const long long* ids, Eight* tile, int slots) {
+  int* own = reinterpret_cast<int*>(tile);
+  for (int i = threadIdx.x; i < SLOTS; i += blockDim.x) {
+    const int slot = blockIdx.x * SLOTS + i;
+    own[i] = slot < slots ? static_cast<int>(ids[slot]) : -1;
+  }
+  __syncthreads();
+  return reinterpret_cast<int4*>(tile);
 }
 
 // How many of each SLOTS slots are each expert's: ids [slots], counts [experts, blocks]. A thread an expert.
-constexpr int SLOTS = 512;
-extern "C" __global__ void count_slots(const long long* ids, int* counts, int slots) {
-  const int begin = blockIdx.x * SLOTS, end = begin + SLOTS < slots ? begin + SLOTS : slots;
-  int count = 0;
-  for (int slot = begin; slot < end; ++slot) count += ids[slot] == threadIdx.x;
-  counts[threadIdx.x * gridDim.x + blockIdx.x] = count;
-}
-
-// The place of every slot among all, sorted by expert, and the token at every place; ends are the sums of counts
-// so far, these included.
-extern "C" __global__ void place_slots(const long long* ids, const int* counts, const int* ends, int* places,
-                                       long long* tokens, int slots, int top_k) {
-  const int begin = blockIdx.x * SLOTS, end = begin + SLOTS < slots ? begin + SLOTS : slots;
-  const int own = threadIdx.x * gridDim.x + blockIdx.x;
-  int place = ends[own] - counts[own];
-  for (int slot = begin; slot < end; ++slot) {
-    if (ids[slot] != threadIdx.x) continue;
-    places[slot] = place;
-    tokens[place++] = slot / top_k;
+extern "C" __global__ void count_slots(const long long* ids, int* counts, int slots, int experts) {
+  extern __shared__ Eight tile[];
+  const int4* fours = block_slots(ids, tile, slots);
+  for (int expert = threadIdx.x; expert < experts; expert += blockDim.x) {
+    int count = 0;
+#pragma unroll 8
+    for (int i = 0; i < SLOTS / 4; ++i) {
+      const int4 four = fours[i];
+      count += (four.x == expert) + (four.y == expert) + (four.z == expert) + (four.w == expert);
+    }
+    counts[expert * gridDim.x + blockIdx.x] = count;
   }
 }
 
+// The place of every slot among all, sorted by expert; ends are the sums of counts so far, these included.
+extern "C" __global__ void place_slots(const long long* ids, const int* counts, const int* ends, int* places,
+                                       int slots, int experts) {
+  extern __shared__ Eight tile[];
+  const int4* fours = block_slots(ids, tile, slots);
+  for (int expert = threadIdx.x; expert < experts; expert += blockDim.x) {
+    const int own = expert * gridDim.x + blockIdx.x;
+    int place = ends[own] - counts[own];
+#pragma unroll 4
+    for (int i = 0; i < SLOTS / 4; ++i) {
+      const int4 four = fours[i];
+      int* to = places + blockIdx.x * SLOTS + 4 * i;
+      if (four.x == expert) to[0] = place++;
+      if (four.y == expert) to[1] = place++;
+      if (four.z == expert) to[2] = place++;
+      if (four.w == expert) to[3] = place++;
+    }
+  }
+}
+
+// rows[places[token][i]] = x[token] for every i: each token is read once. A block a token, a thread for eight
+// columns of it.
+extern "C" __global__ void spread(const Eight* x, const int* places, Eight* rows, int top_k) {
+  const int* to = places + static_cast<long long>(blockIdx.x) * top_k;
+  const Eight held = x[static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x];
+#pragma unroll 8
+  for (int i = 0; i < top_k; ++i) rows[static_cast<long long>(to[i]) * blockDim.x + threadIdx.x] = held;
+}
+
 // A packed matrix, tiles of 8 rows by columns of 32 in turn (headrace/step/layout.py), to out [matrices, rows,
-// columns], both of Eight, count in all. paired: a tile's rows are in turn of the upper and of the lower half. Any
-// number of blocks does: few leave the other multiprocessors to what runs beside.
+// columns], both of Eight. paired: a tile's rows are in turn of the upper and of the lower half. A thread takes
+// eight columns of a tile's rows at a time, count such in all: so a warp reads 4 KB that lie together and writes
+// 512 bytes to each of the rows. Any number of blocks does: few leave the other multiprocessors to what runs beside.
 extern "C" __global__ void unpack(const Eight* stored, Eight* out, unsigned count, unsigned columns, unsigned rows,
                                   int paired) {
-  const unsigned stride = gridDim.x * blockDim.x, tiles = rows / 8;
-  for (unsigned first = blockIdx.x * blockDim.x + threadIdx.x; first < count; first += 8 * stride) {
+  const unsigned eighths = columns / 8, tiles = rows / 8;
+  for (unsigned i = blockIdx.x * blockDim.x + threadIdx.x; i < count; i += gridDim.x * blockDim.x) {
+    const unsigned tile = i / eighths, eighth = i % eighths, t = tile % tiles;
+    const Eight* from = stored + static_cast<long long>(tile) * columns + eighth / 4 * 32 + eighth % 4;
+    Eight* to = out + static_cast<long long>(tile / tiles) * rows * eighths + eighth;
     Eight held[8];
 #pragma unroll
-    for (int j = 0; j < 8; ++j)
-      if (first + j * stride < count) held[j] = stored[first + j * stride];
+    for (unsigned r = 0; r < 8; ++r) held[r] = from[4 * r];
 #pragma unroll
-    for (int j = 0; j < 8; ++j) {
-      const unsigned i = first + j * stride;
-      if (i >= count) break;
-      const unsigned tile = i / columns, within = i % columns, r = within / 4 % 8, t = tile % tiles;
+    for (unsigned r = 0; r < 8; ++r) {
       const unsigned row = paired ? 4 * t + r / 2 + r % 2 * (rows / 2) : 8 * t + r;
-      out[(tile / tiles * rows + row) * (columns / 8) + within / 32 * 4 + within % 4] = held[j];
+      to[row * eighths] = held[r];
     }
   }
 }

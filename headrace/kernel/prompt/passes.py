@@ -18,11 +18,11 @@ from headrace.model.rope import Rotation
 SOURCE = Path(__file__).with_name("passes.cu")
 KERNELS = (
     *("swiglu", "combine", "rotate", "write_blocks", "read_blocks", "join"),
-    *("choose", "count_slots", "place_slots", "unpack"),
+    *("choose", "count_slots", "place_slots", "spread", "unpack"),
 )
 THREADS = 256
 _EIGHT = 16  # bytes
-_SLOTS = 512  # that a block of `count_slots` and `place_slots` takes
+_SLOTS = 256  # that a block of `count_slots` and `place_slots` takes
 _MOST_PARTS = 16  # that `join` takes at once
 
 
@@ -114,30 +114,35 @@ class Passes:
         tokens, experts = logits.shape
         ids = torch.empty(tokens, top_k, dtype=torch.int64, device=logits.device)
         weights = logits.new_empty(tokens, top_k)
-        threads = 64  # as many blocks as a GPU has multiprocessors, at 8192 tokens
-        grid = (-(-tokens // threads), 1)
-        self._launch("choose", grid, threads, logits, ids, weights, tokens, experts // 4, top_k)
+        shared = 4 * (experts + top_k)
+        self._launch("choose", (tokens, 1), experts, logits, ids, weights, experts, top_k, shared=shared)
         return ids, weights
 
-    def group(self, ids: Tensor, experts: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Slots [tokens, top_k] sorted by expert: the tokens in this order, each slot's place, and ends."""
-        slots, top_k = ids.numel(), ids.shape[1]
-        grid = (-(-slots // _SLOTS), 1)
+    def group(self, ids: Tensor, experts: int) -> tuple[Tensor, Tensor]:
+        """Slots [tokens, top_k] sorted by expert: the place of each, and the one after each expert's last."""
+        slots = ids.numel()
+        grid, shared = (-(-slots // _SLOTS), 1), 4 * _SLOTS
         counts = torch.empty(experts, grid[0], dtype=torch.int32, device=ids.device)
-        self._launch("count_slots", grid, experts, ids, counts, slots)
+        self._launch("count_slots", grid, experts, ids, counts, slots, experts, shared=shared)
         ends = counts.flatten().cumsum(0, dtype=torch.int32).view_as(counts)
         places = torch.empty(ids.shape, dtype=torch.int32, device=ids.device)
-        tokens = torch.empty(slots, dtype=torch.int64, device=ids.device)
-        self._launch("place_slots", grid, experts, ids, counts, ends, places, tokens, slots, top_k)
-        return tokens, places, ends[:, -1].contiguous()
+        self._launch("place_slots", grid, experts, ids, counts, ends, places, slots, experts, shared=shared)
+        return places, ends[:, -1].contiguous()
+
+    def spread(self, x: Tensor, places: Tensor) -> Tensor:
+        """Rows [tokens * top_k, hidden], of which those at places [tokens, top_k] are x [tokens, hidden]."""
+        tokens, top_k = places.shape
+        rows = x.new_empty(places.numel(), x.shape[1])
+        self._launch("spread", (tokens, 1), x.shape[1] // 8, x, places, rows, top_k)
+        return rows
 
     def unpack(self, stored: Tensor, out: Tensor, *, paired: bool) -> None:
         """Copy packed matrices, one-dimensional, to out [matrices, rows, columns]."""
         _, rows, columns = out.shape
-        count = out.numel() // 8
+        count = out.numel() // 64
         if count >= 2**31 or stored.numel() != out.numel():
             raise ValueError(f"{stored.numel()} numbers cannot be unpacked to {tuple(out.shape)}")
-        grid = (self.unpack_blocks or -(-count // (8 * THREADS)), 1)
+        grid = (self.unpack_blocks or _blocks(count), 1)
         self._launch("unpack", grid, THREADS, stored, out, count, columns, rows, int(paired))
 
     def _launch(
