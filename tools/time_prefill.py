@@ -26,6 +26,7 @@ from headrace.model.batch import Span
 from headrace.model.config import KVGroup, ModelConfig, MoEMLP
 from headrace.model.kv import KVCache, blocks_for
 from headrace.model.synthetic import preset
+from headrace.model.transformer import Model
 from headrace.model.varlen import attend_varlen, plan_varlen
 from headrace.step.pack import PackedWeights, pack_synthetic
 from headrace.step.packed_model import packed_model
@@ -45,6 +46,7 @@ def main() -> None:
     parser.add_argument("--flash", action="store_true", help="without cuDNN's attention")
     parser.add_argument("--level", action="store_true", help="no priority over the unpacking of weights")
     parser.add_argument("--unpack-blocks", type=int, help="few leave multiprocessors to the pass")
+    parser.add_argument("--kept", type=int, default=0, help="layers whose weights stay unpacked, too")
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--parts", action="store_true")
     options = parser.parse_args()
@@ -57,7 +59,8 @@ def main() -> None:
     weights = pack_synthetic(config, device="cuda", dtype=torch.bfloat16)
     torch.cuda.synchronize()
     print(f"{weights.map.bytes / 1e9:.1f} GB of weights in {time.monotonic() - begun:.1f} s", flush=True)
-    timer = Timer(config, weights, max(options.tokens), not options.plain, options.level)
+    model = packed_model(weights, kept=options.kept)
+    timer = Timer(model, weights, max(options.tokens), not options.plain, options.level)
     for tokens in options.tokens:
         for chunk in options.chunk:
             timer.report(tokens, chunk, options.repeats)
@@ -70,15 +73,12 @@ def main() -> None:
 class Timer:
     """A model with a KV pool for one prompt."""
 
-    def __init__(
-        self, config: ModelConfig, weights: PackedWeights, most: int, fused: bool, level: bool
-    ) -> None:
-        blocks = blocks_for(most)
+    def __init__(self, model: Model, weights: PackedWeights, most: int, fused: bool, level: bool) -> None:
+        blocks, config = blocks_for(most), weights.config
         generator = random.Random(0)
         cache = KVCache(config, dict.fromkeys(KVGroup, blocks), dtype=torch.bfloat16, device="cuda")
         self.tables = {group: generator.sample(range(blocks), blocks) for group in KVGroup}
         self.prompt = [generator.randrange(config.vocab_size) for _ in range(most)]
-        model = packed_model(weights)
         if fused:
             print("fused steps are taken" if fuse(model, cache, weights) else "fused steps cannot be taken")
         self.backend = TorchBackend(model, cache, max_rows=1, ahead=not level)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from headrace.model.presets import LLAMA_3_2_1B, PRESETS
 from headrace.model.synthetic import synthetic_model
 from headrace.model.transformer import Model
 from headrace.step.pack import PackedWeights, pack_model
-from headrace.step.packed_model import Scratch, _matrices, packed_model
+from headrace.step.packed_model import Scratch, _matrices, packed_model, spaced
 from tests.model.reference import Paged
 from tests.step.configs import TINY, configs
 
@@ -42,10 +43,10 @@ def test_every_matrix_comes_out_as_it_went_in(config: ModelConfig) -> None:
 @settings(max_examples=15, deadline=None)
 @given(configs())
 def test_logits_are_equal(config: ModelConfig) -> None:
-    for dtype in (torch.bfloat16, torch.float32):
+    for dtype, kept in ((torch.bfloat16, 0), (torch.float32, 0), (torch.bfloat16, 1), (torch.bfloat16, 2)):
         model = synthetic_model(config, dtype=dtype)
         tokens = torch.tensor([tokens_for(config, 20)] * 2)
-        own = packed_model(packed_of(model))
+        own = packed_model(packed_of(model), kept=kept)
         for _ in range(2):  # scratch memory holds the last layers of the pass before
             assert torch.equal(own.full(tokens), model.full(tokens))
 
@@ -72,6 +73,37 @@ def test_what_a_model_takes_beside_the_pages_is_two_layers() -> None:
     assert all(size < 1.1 * 4 * largest for size in places.values())
 
 
+@pytest.mark.parametrize("kept", [0, 1, 2, TINY.num_layers])
+def test_kept_layers_are_unpacked_once(kept: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    unpacked: list[int] = []
+    unpack = Scratch._unpack
+
+    def noted(scratch: Scratch, layer: int) -> None:
+        unpacked.append(layer)
+        unpack(scratch, layer)
+
+    monkeypatch.setattr(Scratch, "_unpack", noted)
+    model = synthetic_model(TINY)
+    own, tokens = packed_model(packed_of(model), kept=kept), torch.tensor([tokens_for(TINY, 20)])
+    for _ in range(3):
+        assert torch.equal(own.full(tokens), model.full(tokens))
+    layers = spaced(TINY.num_layers, kept)
+    assert len(layers) == kept
+    assert all(unpacked.count(layer) == 1 for layer in layers)
+    others = [unpacked.count(layer) for layer in range(TINY.num_layers) if layer not in layers]
+    assert not others or max(others) == 3  # a layer may outlast a pass where its half has no other
+
+
+def test_kept_layers_are_evenly_apart() -> None:
+    assert spaced(49, 0) == []
+    assert spaced(49, 49) == list(range(49))
+    assert spaced(6, 2) == [2, 5]
+    for count in range(2, 49):
+        apart = [b - a for a, b in pairwise(spaced(49, count))]
+        assert len(apart) == count - 1
+        assert max(apart) - min(apart) <= 1
+
+
 def test_a_layer_that_is_not_unpacked_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     model = synthetic_model(TINY)
     own, tokens = packed_model(packed_of(model)), torch.tensor([tokens_for(TINY, 20)])
@@ -91,11 +123,12 @@ def test_matrices_are_all_parameters_of_a_layer_but_its_norms() -> None:
 
 
 @pytest.mark.gpu
-def test_on_a_gpu_the_next_layer_is_unpacked_while_one_computes() -> None:
+@pytest.mark.parametrize("kept", [0, 3, 7])
+def test_on_a_gpu_the_next_layer_is_unpacked_while_one_computes(kept: int) -> None:
     """North's widths, so that both take their time; and passes that follow at once."""
     north = PRESETS["north-mini-code"]
     model = synthetic_model(replace(north, layers=north.layers[:7]), device="cuda", dtype=torch.bfloat16)
-    own = packed_model(pack_model(model, device="cuda", dtype=torch.bfloat16))
+    own = packed_model(pack_model(model, device="cuda", dtype=torch.bfloat16), kept=kept)
     tokens = tokens_for(north, 2500)
     expected = Paged(model, blocks=48).sequence(tokens, [2048, 452])
     for _ in range(5):
