@@ -6,7 +6,7 @@ of a power of two of them. A block of queries takes parts of three kinds, which 
 of their sums of exponentials:
 
 - its own tokens: a causal square;
-- keys that all its queries see: rectangles, each of a power of two times TILE keys, at most MOST;
+- keys that all its queries see: rectangles, each of a power of two times TILE keys;
 - with a window, the keys that leave it one by one: query i sees those after the i-th. Both in reverse order,
   this is a causal square, too.
 """
@@ -25,7 +25,7 @@ from headrace.model.fused import Fused
 
 TILE = 1024
 LEAST = 2  # tiles of a chunk that are worth the parts
-MOST = 16  # tiles of keys that are taken at once: longer ones would only be more shapes
+MOST = 16  # tiles of keys that are taken at once, up to some 128: larger parts would only be more shapes
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +44,16 @@ class Block:
 
     rows: slice
     parts: tuple[Part, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What cuDNN makes a plan for: see `Attend`."""
+
+    queries: int
+    keys: int
+    causal: bool
+    joined: bool
 
 
 class Attend(Protocol):
@@ -108,13 +118,47 @@ def largest(begin: int, end: int, tile: int) -> int:
 
 
 def powers_of_two(begin: int, end: int, tile: int) -> list[tuple[int, int]]:
-    """begin .. end in pieces of a power of two of tiles, the largest first: few shapes for any length."""
-    pieces = []
+    """begin .. end in pieces of a power of two of tiles, the largest first: few shapes for any length.
+
+    There are 14 of them at most up to a thousand tiles, which is what can be joined at once.
+    """
+    pieces, most = [], longest_piece(end - begin, tile)
     while begin < end:
-        size = min(largest(begin, end, tile), MOST * tile)
+        size = min(largest(begin, end, tile), most)
         pieces.append((begin, begin + size))
         begin += size
     return pieces
+
+
+def longest_piece(keys: int, tile: int) -> int:
+    """How many of so many keys are taken at once: seven such pieces at most, or MOST tiles each."""
+    return max(MOST * tile, largest(0, max(keys, tile), tile) // 4)
+
+
+def shapes(chunk: int, context: int, window: int | None, tile: int) -> list[Shape]:
+    """All that `plan_blocks` can ask for, for chunks of up to `chunk` tokens that end by `context`."""
+    whole = min(chunk, context) // tile * tile
+    if whole < LEAST * tile or (window is not None and window % tile):
+        return []
+    queries = _powers(whole if window is None else min(whole, window), tile)
+    longest = longest_piece(context, tile) if window is None else window
+    keys = _powers(min(longest, context), tile)
+    found = [Shape(count, count, causal=True, joined=True) for count in queries]
+    alone = [count for count in queries if count >= min(LEAST * tile, queries[-1])]  # at the beginning
+    found += [Shape(count, count, causal=True, joined=False) for count in alone]
+    found += [
+        Shape(count, seen, causal=False, joined=True)
+        for count in queries
+        for seen in keys
+        if window is None or count + seen <= window
+    ]
+    if window is not None:
+        found += [Shape(count - 1, count - 1, causal=True, joined=True) for count in queries]
+    return found
+
+
+def _powers(most: int, tile: int) -> list[int]:
+    return [tile << power for power in range((most // tile).bit_length())]
 
 
 def attend_block(

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from headrace.kernel.prompt.passes import _MOST_PARTS
 from headrace.model import paging, tiled, varlen
 from headrace.model.batch import Span
 from headrace.model.config import KVGroup
@@ -105,13 +106,13 @@ def test_a_wrong_part_is_seen(
 
 
 def test_shapes_are_few() -> None:
-    """However long chunks are, and wherever they begin.
+    """However long chunks are, and wherever they begin in a context of 128K.
 
     cuDNN makes a plan for each: lengths of queries and keys, whether causal, whether sums go along.
     """
     window = PRESETS["north-mini-code"].window
     shapes = set()
-    for start in range(0, 2**17, 64 * 37):
+    for start in range(0, 2**17 - 9216, 64 * 37):
         for size, length in itertools.product((None, window), range(2048, 9216, 704)):
             first, last = tiled.whole_tiles(start, start + length, size, 1024) or (0, 0)
             blocks = tiled.plan_blocks(first, last, size, 1024, row=0, key=0, device=CPU)
@@ -168,3 +169,41 @@ def test_tiles_and_flash_agree_on_a_gpu(window: int | None, start: int, count: i
     by_flash, by_tiles = (varlen.attend_varlen(q, k, v, pages, plan).float() for plan in planned)
     assert (by_flash - by_tiles).square().mean().sqrt() < 0.01 * by_flash.square().mean().sqrt()
     assert (by_flash - by_tiles).abs().amax(dim=(1, 2)).max() < 0.1
+
+
+@pytest.mark.parametrize("window", [None, 1024, 4096, 16384])
+@pytest.mark.parametrize("chunk", [3072, 5000, 8192])
+def test_all_shapes_are_foreseen(window: int | None, chunk: int) -> None:
+    """And none that cannot come: each takes its time to be planned."""
+    context, met = 200_000, set()
+    for start in range(0, context // 1024):
+        for tiles in range(2, chunk // 1024 + 1):
+            end = (start + tiles) * 1024
+            if end <= context:
+                blocks = tiled.plan_blocks(start * 1024, end, window, 1024, row=0, key=0, device=CPU)
+                met |= {shape for block in blocks for shape in shapes_of(block)}
+    assert met <= set(tiled.shapes(chunk, context, window, 1024))
+    assert len(tiled.shapes(chunk, context, window, 1024)) < 1.5 * len(met)
+
+
+def shapes_of(block: tiled.Block) -> set[tiled.Shape]:
+    joined = len(block.parts) > 1
+    return {
+        tiled.Shape(part.queries, part.keys.stop - part.keys.start, part.causal, joined)
+        for part in block.parts
+    }
+
+
+@pytest.mark.parametrize("tiles", [100, 191, 255, 256, 487, 511, 1023])
+def test_a_block_has_no_more_parts_than_can_be_joined(tiles: int) -> None:
+    """The kernel that joins them takes 16: more would have ended the engine."""
+    [block] = tiled.plan_blocks(tiles * 1024, (tiles + 1) * 1024, None, 1024, row=0, key=0, device=CPU)
+    assert len(block.parts) <= _MOST_PARTS
+    seen = sorted((part.keys.start, part.keys.stop) for part in block.parts)
+    assert [begin for begin, _ in seen] == [0, *(end for _, end in seen[:-1])]
+    assert seen[-1][1] == (tiles + 1) * 1024
+
+
+def test_where_there_are_no_tiles_nothing_is_planned() -> None:
+    assert tiled.shapes(2047, 200_000, None, 1024) == []
+    assert tiled.shapes(8192, 200_000, 1000, 1024) == []
