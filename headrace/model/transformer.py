@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -115,9 +117,10 @@ class Model(nn.Module):
         return self.logits(self._run(self.embed(tokens), whole))
 
     def _enter(self, spans: Sequence[Span], cache: KVCache) -> tuple[Tensor, PagedSpans]:
-        positions = [position for span in spans for position in range(span.start, span.end)]
-        ids = [token for span in spans for token in span.tokens]
-        tokens = torch.tensor([ids, positions], device=self.device)
+        count = sum(len(span.tokens) for span in spans)
+        ids = np.fromiter(chain.from_iterable(span.tokens for span in spans), dtype=np.int64, count=count)
+        positions = np.concatenate([np.arange(span.start, span.end) for span in spans])
+        tokens = torch.from_numpy(np.stack([ids, positions])).to(self.device)
         paged = PagedSpans(self.config, spans, cache, self._rotation(tokens[1]))
         return self.embed(tokens[0]), paged
 
