@@ -30,12 +30,15 @@ def configure_logging() -> None:
     logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[handler], force=True)
 
 
-def configure_server_logging() -> None:
-    """Log to stderr in plain lines with their time, those of the server about each request among them."""
+def configure_server_logging(*, debug: bool = False) -> None:
+    """Log to stderr in plain lines with their time, those of the server about each request among them.
+
+    `debug`: those of the engine about each part of a prompt, too.
+    """
     handler = logging.StreamHandler()
     form = "%(asctime)s %(levelname)s %(name)s: %(message)s"
     logging.basicConfig(level=logging.WARNING, format=form, handlers=[handler], force=True)
-    logging.getLogger("headrace").setLevel(logging.INFO)
+    logging.getLogger("headrace").setLevel(logging.DEBUG if debug else logging.INFO)
 
 
 class Bars:

@@ -145,14 +145,14 @@ class EngineFlags:
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return EngineOptions(**values | {"kv_memory": parse_size(self.kv_memory)})
 
-    def build(self, loaded: Loaded, options: EngineOptions) -> AsyncEngine:
-        """An engine over the model, running."""
+    def build(self, loaded: Loaded, options: EngineOptions, *, rehearse: bool = False) -> AsyncEngine:
+        """An engine over the model, running. `rehearse`: the first prompts take no longer than later ones."""
         from headrace.engine.async_engine import AsyncEngine
         from headrace.engine.build import build_engine
 
         core = build_engine(loaded.model, loaded.tokenizer, options, weights=loaded.weights, say=err.print)
         engine = AsyncEngine(core)
-        engine.start()
+        engine.start(rehearse=rehearse)
         return engine
 
 

@@ -49,6 +49,10 @@ class ListenFlags:
     keep_alive: Annotated[
         float, typer.Option(help="Seconds of silence after which a stream gets a comment line; 0: never.")
     ] = 15.0
+    verbose: Annotated[
+        bool,
+        typer.Option("--verbose", help="Log how prompts are fitted in between the steps of answers, too."),
+    ] = False
 
     def options(self) -> ServerOptions:
         from headrace.server import ServerOptions
@@ -78,10 +82,10 @@ def serve(model: ModelFlags, engine: EngineFlags, listen: ListenFlags) -> None:
     server_options = listen.options()
     with contextlib.closing(bind(server_options)) as socket:
         loaded = model.load(options)
-        with contextlib.closing(engine.build(loaded, options)) as core:
+        console.configure_server_logging(debug=listen.verbose)
+        with contextlib.closing(engine.build(loaded, options, rehearse=True)) as core:
             app = create_app(loaded, core, server_options)
             name = listen.served_name or loaded.name
-            console.configure_server_logging()
             run(app, socket, on_ready=lambda url: _announce(name, url, core.max_context))
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from headrace.engine.counters import Counters
 from headrace.engine.engine import Engine, EngineState, KVUse
-from headrace.engine.request import OutputSink, Request
+from headrace.engine.request import EngineDeadError, OutputSink, Request
 from headrace.model.constraint import Constraint
 from headrace.model.sampling import SamplingParams
 
@@ -26,6 +26,8 @@ class AsyncEngine:
         self._wake = threading.Condition()
         self._work = False
         self._closed = False
+        self._rehearses = False
+        self._ready = threading.Event()
         self.error: str | None = None
         self._thread = threading.Thread(target=self._loop, name="headrace-engine", daemon=True)
 
@@ -48,7 +50,7 @@ class AsyncEngine:
             return self.error
         if self._closed:
             return "the server is shutting down"
-        return None if self._thread.is_alive() else "the engine has not started yet"
+        return None if self._ready.is_set() and self._thread.is_alive() else "the engine has not started yet"
 
     @property
     def dead(self) -> bool:
@@ -67,8 +69,16 @@ class AsyncEngine:
     def kv_use(self) -> dict[str, KVUse]:
         return self._engine.kv_use
 
-    def start(self) -> None:
+    def start(self, *, rehearse: bool = False) -> None:
+        """Returns once requests can be served, as fast as later ones if `rehearse`: seconds on a GPU.
+
+        Raises EngineDeadError if that failed.
+        """
+        self._rehearses = rehearse
         self._thread.start()
+        self._ready.wait()
+        if self.error is not None:
+            raise EngineDeadError(self.error)
 
     def close(self) -> None:
         """Stop after the step under way; requests that have not ended end with an error."""
@@ -104,6 +114,9 @@ class AsyncEngine:
 
     def _loop(self) -> None:
         try:
+            if self._rehearses:
+                self._engine.rehearse()
+            self._ready.set()
             while self._wait_for_work():
                 while not self._closed and self._engine.step():
                     pass
@@ -112,6 +125,7 @@ class AsyncEngine:
         except Exception as error:
             logger.exception("the engine failed")
             self.error = f"the engine failed: {error}"
+        self._ready.set()
         self._engine.fail(self.error or "the server is shutting down")
 
     def _wait_for_work(self) -> bool:

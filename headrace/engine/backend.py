@@ -91,6 +91,18 @@ class LayeredPrefiller(Prefiller, Protocol):
         """A pass over chunks: the function runs the next so many of its layers. It may be left unfinished."""
 
 
+@runtime_checkable
+class Rehearsing(Prefiller, Protocol):
+    """A prefiller whose first passes take longer than later ones, unless they are rehearsed."""
+
+    def rehearse(self, *, tokens: int, context: int) -> list[tuple[int, float]]:
+        """Have all loaded, planned and allocated that passes need of up to so many tokens, up to the position
+        `context`. Gives tokens and seconds of some passes, as they take afterwards.
+
+        To be called by the thread that will run them, and while nobody holds a block.
+        """
+
+
 class DecodeBackend(Protocol):
     """Runs decode rows: at most `max_rows` in one call, at most `max_steps` steps."""
 

@@ -18,6 +18,7 @@ from headrace.engine.pace import Pace
 from headrace.engine.scheduler import Scheduler
 from headrace.model.config import KVGroup, ModelConfig
 from headrace.model.kv import BLOCK_TOKENS, KVCache, block_bytes, blocks_for
+from headrace.model.memory import prompt_bytes
 from headrace.model.tokenizer import Tokenizer
 from headrace.model.transformer import Model
 from headrace.step.pack import PackedWeights, pack_model
@@ -52,7 +53,8 @@ def build_engine(
         say(f"Decoding with PyTorch, as the kernel cannot: {reason}")
     if decode == "kernel" and weights is None:
         weights = pack_model(model, device=device, dtype=dtype)
-    sizes, max_context = size_pool(model.config, options, available=_available_memory(device), dtype=dtype)
+    available = _available_memory(device, _reserve(model.config, options, dtype))
+    sizes, max_context = size_pool(model.config, options, available=available, dtype=dtype)
     cache = KVCache(model.config, sizes, dtype=dtype, device=device)
     backend, prefiller = make_backend(
         decode, model, cache, options, weights=weights, max_context=max_context, say=say
@@ -158,11 +160,21 @@ def _sliding_blocks(config: ModelConfig, options: EngineOptions, full: int) -> i
     return running + conversations * CONVERSATION_TAILS * (blocks_for(config.window) + 1)
 
 
-def _available_memory(device: torch.device) -> int:
-    """Bytes that the KV pool may take: most of what is free on a GPU, a part of it on a shared host."""
+def _reserve(config: ModelConfig, options: EngineOptions, dtype: torch.dtype) -> int:
+    """Bytes that prompts need beside the pool: half as much again as one pass, for what lies in pieces."""
+    context = min(options.max_context or config.max_positions, config.max_positions)
+    tokens = min(options.chunk, context)
+    return prompt_bytes(config, tokens=tokens, context=context, dtype=dtype) * 3 // 2
+
+
+def _available_memory(device: torch.device, reserve: int) -> int:
+    """Bytes that the KV pool may take: what is free on a GPU but for `reserve`, a part of it on a host.
+
+    A tenth is left free in any case: kernels have buffers of their own.
+    """
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
-        return int(free * 0.9)
+        return max(0, min(int(free * 0.9), free - reserve))
     if hasattr(os, "sysconf") and "SC_AVPHYS_PAGES" in os.sysconf_names:
         return int(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") * 0.25)
     return 2**31

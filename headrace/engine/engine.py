@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
-from headrace.engine.backend import DecodeBackend, Prefiller, takes_constraints
+from headrace.engine.backend import DecodeBackend, Prefiller, Rehearsing, takes_constraints
 from headrace.engine.filling import Filling
 from headrace.engine.request import (
     ConstraintError,
@@ -178,6 +178,13 @@ class Engine:
 
     # The engine's thread.
 
+    def rehearse(self) -> None:
+        """Have the first prompts take no longer than later ones, and learn what they cost."""
+        pace = self._scheduler.pace
+        if isinstance(self._prefiller, Rehearsing):
+            for tokens, seconds in self._prefiller.rehearse(tokens=pace.most, context=self.max_context):
+                pace.observe(prompt_tokens=tokens, prefill=seconds, decode=0.0, steps=0, rows=0)
+
     def step(self) -> bool:
         """Run one step for everybody. False if there was nothing to do."""
         plan = self.schedule()
@@ -248,6 +255,7 @@ class Engine:
         pace = self._scheduler.pace
         layers = pace.layers(filling.left, tokens=filling.tokens, layer=filling.layer, rows=rows)
         complete = filling.run(layers)
+        logger.debug("%s before a step of %d rows. %s", filling, rows, pace)
         self._scheduler.filling = None if complete else filling
         return (filling.tokens, filling.seconds) if complete else (0, 0.0)
 

@@ -15,7 +15,8 @@ from headrace.model.batch import Span
 class Filling:
     """A pass over `chunks` of `owners`. `left` of its layers are still to be run, by `advance`.
 
-    `seconds` is what it has taken so far, `layer` what one of the layers did that were run last. Until it is
+    `seconds` is what it has taken so far, `layer` what one of the `ran` layers did that were run last,
+    `between` seconds after those before. Until it is
     complete nothing is computed of a chunk, and its blocks must stay its owner's: a pass that has lost one of
     them is given up.
     """
@@ -26,6 +27,9 @@ class Filling:
     left: int
     seconds: float = 0.0
     layer: float | None = None
+    ran: int = 0
+    between: float = 0.0
+    _ended: float | None = None
 
     @staticmethod
     def of(prefiller: Prefiller, chunks: Sequence[Span], owners: Sequence[Running]) -> Filling:
@@ -33,6 +37,15 @@ class Filling:
         if isinstance(prefiller, LayeredPrefiller):
             return Filling(chunks, owners, prefiller.begin(chunks), prefiller.layers)
         return Filling(chunks, owners, lambda layers: prefiller.prefill(chunks), 1)
+
+    def __str__(self) -> str:
+        """The layers that were run last, for the log."""
+        first = self.chunks[0]
+        return (
+            f"prompt: {self.tokens} tokens from {first.start} on, {self.ran} layers in "
+            f"{1e3 * self.ran * (self.layer or 0.0):.1f} ms, {self.left} left, "
+            f"{1e3 * self.seconds:.1f} ms so far; {1e3 * self.between:.1f} ms since those before"
+        )
 
     @property
     def tokens(self) -> int:
@@ -46,10 +59,12 @@ class Filling:
     def run(self, layers: int) -> bool:
         """Run the next `layers` layers; whether they were the last. Then the chunks are computed."""
         begun = time.perf_counter()
+        self.between = begun - (self._ended or begun)
         self.advance(layers)
-        spent = time.perf_counter() - begun
+        self._ended = time.perf_counter()
+        spent = self._ended - begun
         self.seconds += spent
-        self.layer = spent / layers
+        self.layer, self.ran = spent / layers, layers
         self.left -= layers
         if self.left:
             return False

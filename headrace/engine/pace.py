@@ -5,9 +5,9 @@ it is learnt from the steps as they run: so much for every token, and so much fo
 weights are read for it. So is what a decode step costs by its rows: a short piece of prompt may be cheaper in
 the rows of a few steps than in a chunk.
 
-A measurement may be far off, because something had to be loaded, planned or allocated first. So all costs are
-medians, and chunks of different sizes are kept in sight: where all are alike, what a chunk costs by itself and
-what its tokens do cannot be told apart, and a wrong guess would confirm itself for ever.
+A measurement may be far off, because something had to be loaded, planned or allocated first. So all costs
+are medians, and chunks of different sizes are kept in sight: where all are alike, what a chunk costs by
+itself and what its tokens do cannot be told apart, and a wrong guess would confirm itself for ever.
 """
 
 from __future__ import annotations
@@ -50,6 +50,14 @@ class Pace:
         self._steps = StepCosts()
         self._cost = Line()
         self._largest = FEWEST
+
+    def __str__(self) -> str:
+        """What has been learnt, for the log."""
+        steps = ", ".join(
+            f"{rows} rows {1e3 * seconds:.1f} ms" for rows, seconds in self._steps.known.items()
+        )
+        chunk = f"{1e3 * self._cost.fixed:.1f} ms and {1e6 * self._cost.slope:.1f} us a token"
+        return f"Learnt: a chunk {chunk}; steps of {steps}"
 
     def tokens(self, *, streams: int, prompts: int = 1) -> int:
         """How many tokens of so many prompts the next step may begin with beside `streams` decoding ones."""
@@ -125,6 +133,11 @@ class StepCosts:
     def __init__(self) -> None:
         self._newest: dict[int, deque[float]] = {}  # by the exponent
 
+    @property
+    def known(self) -> dict[int, float]:
+        """Seconds by rows, as far as these have been seen."""
+        return {1 << exponent: median(newest) for exponent, newest in sorted(self._newest.items())}
+
     def __contains__(self, rows: int) -> bool:
         """Whether there has been a step of so many rows."""
         return _exponent(rows) in self._newest
@@ -157,8 +170,8 @@ def _exponent(rows: int) -> int:
 class Line:
     """seconds = fixed + slope * tokens, fitted to the newest chunks.
 
-    The slope is the median of the slopes of all pairs (Theil, 1950; Sen, 1968), which chunks that were far off do
-    not move while they are few. The newest chunks say how high the line lies.
+    The slope is the median of the slopes of all pairs (Theil, 1950; Sen, 1968), which chunks that were far
+    off do not move while they are few. The newest chunks say how high the line lies.
     """
 
     def __init__(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
@@ -9,11 +10,14 @@ from itertools import islice
 import torch
 
 from headrace.engine.backend import DecodeRow, Interrupt
+from headrace.engine.rehearsal import rehearse
 from headrace.model.batch import Span
 from headrace.model.kv import KVCache
 from headrace.model.sampler import Sampled, SampleRow, sample, token_logprobs
 from headrace.model.sampling import TokenLogprobs
 from headrace.model.transformer import Model
+
+logger = logging.getLogger(__name__)
 
 _SCORED = 64  # prompt tokens whose logits are in memory at once
 
@@ -34,6 +38,7 @@ class TorchBackend:
         self.layers = model.config.num_layers
         self._model = model
         self._cache = cache
+        self._retries = 0  # of the allocator
         self._stream: torch.cuda.Stream | None = None
         if ahead and model.device.type == "cuda":
             self._stream = torch.cuda.Stream(model.device, priority=-1)  # type: ignore[no-untyped-call]
@@ -53,8 +58,36 @@ class TorchBackend:
                     pass
             if self._model.device.type == "cuda":  # this call is timed
                 torch.cuda.synchronize(self._model.device)
+                self._note_retries(self._model.device)
 
         return advance
+
+    def rehearse(self, *, tokens: int, context: int) -> list[tuple[int, float]]:
+        """As `headrace.engine.backend.Rehearsing` says; elsewhere than on a GPU there is nothing to do."""
+        if self._model.device.type != "cuda":
+            return []
+        with torch.inference_mode(), self._ahead():  # memory is kept by stream
+            return rehearse(
+                self._model.config,
+                self._cache,
+                lambda span, layers: self.begin([span])(layers),
+                tokens=tokens,
+                context=context,
+            )
+
+    def _note_retries(self, device: torch.device) -> None:
+        """Say in the log if memory ran short: what PyTorch keeps is then given back, and asked for anew."""
+        stats = torch.cuda.memory_stats_as_nested_dict(device)
+        retries = stats["num_alloc_retries"]
+        if retries > self._retries:
+            logger.warning(
+                "GPU memory ran short while a prompt was computed (%d times so far), and all had to wait: "
+                "%.1f GiB are in use and %.1f GiB reserved; give the KV cache less by --kv-memory",
+                retries,
+                stats["allocated_bytes"]["all"]["current"] / 2**30,
+                stats["reserved_bytes"]["all"]["current"] / 2**30,
+            )
+        self._retries = retries
 
     def score(self, chunk: Span, following: Sequence[int], count: int) -> list[TokenLogprobs]:
         """As `headrace.engine.scoring.Scorer` says; logits are made of a few tokens at a time."""

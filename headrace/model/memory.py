@@ -37,6 +37,23 @@ def kv_bytes_per_token(config: ModelConfig, group: KVGroup, dtype: torch.dtype) 
     return block_bytes(config, group, dtype.itemsize) // BLOCK_TOKENS
 
 
+def prompt_bytes(config: ModelConfig, *, tokens: int, context: int, dtype: torch.dtype) -> int:
+    """About how many bytes a pass over `tokens` tokens of a prompt needs at once beside weights and KV pages.
+
+    What it holds in a layer of attention, with all K and V of `context` tokens laid out and up to 16 parts of
+    the result (`tiled`), or in a routed feed-forward, whichever is more.
+    """
+    heads, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    attention = tokens * (19 * heads + 6 * kv) + 2 * context * kv
+    forward = [
+        tokens * layer.mlp.top_k * (2 * config.hidden_size + 3 * layer.mlp.width)
+        if isinstance(layer.mlp, MoEMLP)
+        else tokens * 4 * layer.mlp.width
+        for layer in config.layers
+    ]
+    return (4 * tokens * config.hidden_size + max(attention, *forward)) * dtype.itemsize
+
+
 def kv_bytes(config: ModelConfig, tokens: int, dtype: torch.dtype) -> int:
     """Bytes of the blocks that one sequence of `tokens` tokens holds while it is decoded, one step at a time.
 

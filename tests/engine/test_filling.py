@@ -253,10 +253,12 @@ def machine(monkeypatch: pytest.MonkeyPatch, *, layered: bool) -> tuple[Engine, 
 
 
 def busy_machine(
-    monkeypatch: pytest.MonkeyPatch, *, layered: bool, streams: int
+    monkeypatch: pytest.MonkeyPatch, *, layered: bool, streams: int, rehearse: bool = False
 ) -> tuple[Engine, Machine, list[float]]:
     """One on which so many streams run, with the times at which the first of them gets its tokens."""
     engine, backend = machine(monkeypatch, layered=layered)
+    if rehearse:
+        engine.rehearse()
     times: list[float] = []
     forever = SamplingParams(temperature=0, max_tokens=10_000, ignore_eos=True)
     engine.submit([1] * 500, forever, lambda output: times.append(backend.now))
@@ -269,10 +271,10 @@ def busy_machine(
 
 
 def gaps_beside_a_long_prompt(
-    monkeypatch: pytest.MonkeyPatch, *, layered: bool, streams: int
+    monkeypatch: pytest.MonkeyPatch, *, layered: bool, streams: int, rehearse: bool = False
 ) -> tuple[list[float], float]:
     """Seconds between tokens of a stream while a prompt of 100,000 tokens is computed, and for the prompt."""
-    engine, backend, times = busy_machine(monkeypatch, layered=layered, streams=streams)
+    engine, backend, times = busy_machine(monkeypatch, layered=layered, streams=streams, rehearse=rehearse)
     answer: list[Output] = []
     begin = backend.now
     engine.submit([1] * 100_000, SamplingParams(temperature=0, max_tokens=1), answer.append)
