@@ -12,7 +12,7 @@ from torch import Tensor
 
 from headrace.model.attention import Attention, AttentionPass
 from headrace.model.config import ModelConfig
-from headrace.model.layers import make_mlp, make_norm
+from headrace.model.layers import make_mlp, make_norm, on_gpu
 from headrace.model.transformer import Block, Model
 
 
@@ -27,7 +27,10 @@ class ParallelBlock(Block):
 
     def forward(self, x: Tensor, tokens: AttentionPass) -> Tensor:
         h = self.norm(x)
-        out: Tensor = x + self.attention(h, tokens) + self.mlp(h)
+        attended, fed = self.attention(h, tokens), self.mlp(h)
+        if self.fused is not None and on_gpu(x):
+            return self.fused.add(x, attended, fed)
+        out: Tensor = x + attended + fed
         return out
 
 

@@ -19,6 +19,9 @@ class Fused(Protocol):
     def swiglu(self, gate_up: Tensor) -> Tensor:
         """silu(gate) * up, [rows, width], of gate and up side by side, [rows, 2 * width]."""
 
+    def add(self, x: Tensor, y: Tensor, z: Tensor) -> Tensor:
+        """x + y + z, each sum rounded; all of one shape."""
+
     def combine(self, parts: Tensor, places: Tensor, weights: Tensor) -> Tensor:
         """For each token the sum of parts[places[token, i]] * weights[token, i] in the order of i.
 

@@ -27,6 +27,8 @@ from headrace.model.rope import Rotation, frequencies, rotation
 class Block(nn.Module, abc.ABC):
     """One layer of a transformer: x [..., tokens, hidden] in, the same shape out."""
 
+    fused: Fused | None = None
+
     @abc.abstractmethod
     def forward(self, x: Tensor, tokens: AttentionPass) -> Tensor: ...
 
@@ -63,7 +65,7 @@ class Model(nn.Module):
     def use(self, fused: Fused | None) -> None:
         """Have layers take the fused steps wherever these are right for what they are given."""
         for module in self.modules():
-            if isinstance(module, Attention):
+            if isinstance(module, (Attention, Block)):
                 module.fused = fused
             elif isinstance(module, MoE) and module.shared is None:  # shared experts join before the rounding
                 module.experts.fused = fused

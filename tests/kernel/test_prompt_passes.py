@@ -17,6 +17,7 @@ from torch import Tensor
 
 from headrace.kernel.build import compile_source, resources_of
 from headrace.kernel.prompt.passes import KERNELS, SOURCE, Passes, _passed, available, fits
+from headrace.model import cohere2_moe
 from headrace.model.config import DenseMLP, KVGroup, MoEMLP, Rope
 from headrace.model.kv import BLOCK_TOKENS, KVCache
 from headrace.model.layers import group, route, spread, swiglu, weighed_sum
@@ -120,6 +121,12 @@ class Bench:
         assert (made.view(torch.int16) - right.view(torch.int16)).abs().max() <= 1
         assert (made != right).float().mean() < 0.01
 
+    def check_add(self) -> None:
+        x, y, z = (self.random(37, 24) * scale for scale in (1, 0.01, 3))
+        assert torch.equal(self.passes.add(x, y, z), x + y + z)
+        with pytest.raises(ValueError, match="cannot be added"):
+            self.passes.add(x, y, z[:1])
+
     def check_combine(self) -> None:
         parts, weights = self.random(40, 64), torch.rand(10, 4, device=self.device)
         places = torch.randperm(40).int().view(10, 4).to(self.device)
@@ -222,7 +229,7 @@ class Bench:
 
 
 CHECKS = (
-    *("swiglu", "combine", "rotate", "write_blocks", "read_blocks", "join"),
+    *("swiglu", "add", "combine", "rotate", "write_blocks", "read_blocks", "join"),
     *("choose", "group", "spread", "unpack"),
 )
 
@@ -265,6 +272,11 @@ def test_so_do_the_experts_of_a_whole_chunk() -> None:
     ("check", "right", "wrong"),
     [
         ("swiglu", "1.0f + expf(-x)", "1.0f + expf(x)"),
+        (
+            "add",
+            "wide(narrow(__fadd_rn(wide(a.at[j]), wide(b.at[j]))))",
+            "__fadd_rn(wide(a.at[j]), wide(b.at[j]))",
+        ),
         ("combine", "rows[i]", "rows[top_k - 1 - i]"),
         ("rotate", "__fsub_rn(__fmul_rn(a", "__fadd_rn(__fmul_rn(a"),
         ("write_blocks", "8 * c + 2 * j + e", "8 * c + 4 * e + j"),
@@ -299,6 +311,18 @@ def test_the_kernels_compile_without_local_memory() -> None:
     _, log = compile_source(SOURCE.read_text(), {})
     assert log.count("0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads") == len(KERNELS)
     resources_of(log).check()
+
+
+def test_a_block_adds_by_it(on_host: Passes, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = synthetic_model(NORTH_MICRO_SHAPE, dtype=torch.bfloat16)
+    tokens = torch.arange(40)[None]
+    with torch.inference_mode():
+        plain = model.full(tokens)
+        monkeypatch.setattr(cohere2_moe, "on_gpu", lambda x: True)  # the other modules have their own
+        model.use(on_host)
+        assert torch.equal(model.full(tokens), plain)
+        monkeypatch.setattr(OnHost, "add", lambda self, x, y, z: x + y)
+        assert not torch.equal(model.full(tokens), plain)
 
 
 def test_models_with_other_sizes_are_left_alone() -> None:

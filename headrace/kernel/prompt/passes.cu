@@ -32,6 +32,19 @@ extern "C" __global__ void swiglu(const Eight* gate_up, Eight* out, long long co
   out[i] = made;
 }
 
+// out = x + y, rounded, + z, all of count Eights.
+extern "C" __global__ void add(const Eight* x, const Eight* y, const Eight* z, Eight* out, long long count) {
+  const long long i = static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x;
+  if (i >= count) return;
+  const Eight a = x[i], b = y[i], c = z[i];
+  Eight made;
+  for (int j = 0; j < 8; ++j) {
+    const float first = wide(narrow(__fadd_rn(wide(a.at[j]), wide(b.at[j]))));
+    made.at[j] = narrow(__fadd_rn(first, wide(c.at[j])));
+  }
+  out[i] = made;
+}
+
 // out[token] = the sum over i of parts[places[token][i]] * weights[token][i], in this order, in float, rounded
 // once. A block a token, a thread for eight columns of it.
 extern "C" __global__ void combine(const Eight* parts, const int* places, const float* weights, Eight* out,

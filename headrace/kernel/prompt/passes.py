@@ -17,7 +17,7 @@ from headrace.model.rope import Rotation
 
 SOURCE = Path(__file__).with_name("passes.cu")
 KERNELS = (
-    *("swiglu", "combine", "rotate", "write_blocks", "read_blocks", "join"),
+    *("swiglu", "add", "combine", "rotate", "write_blocks", "read_blocks", "join"),
     *("choose", "count_slots", "place_slots", "spread", "unpack"),
 )
 THREADS = 256
@@ -64,6 +64,15 @@ class Passes:
         out = gate_up.new_empty(rows, width)
         count = out.numel() // 8
         self._launch("swiglu", (_blocks(count), 1), THREADS, gate_up, out, count, width // 8)
+        return out
+
+    def add(self, x: Tensor, y: Tensor, z: Tensor) -> Tensor:
+        """x + y + z, each sum rounded; all of one shape."""
+        if not x.shape == y.shape == z.shape or x.numel() % 8:
+            raise ValueError(f"{tuple(x.shape)}, {tuple(y.shape)} and {tuple(z.shape)} cannot be added")
+        out = torch.empty_like(x)
+        count = out.numel() // 8
+        self._launch("add", (_blocks(count), 1), THREADS, x, y, z, out, count)
         return out
 
     def combine(self, parts: Tensor, places: Tensor, weights: Tensor) -> Tensor:
