@@ -253,7 +253,9 @@ class Engine:
     def _run_layers(self, filling: Filling, rows: int) -> tuple[int, float]:
         """As `_fill`, of one pass before a step of so many rows."""
         pace = self._scheduler.pace
-        layers = pace.layers(filling.left, tokens=filling.tokens, layer=filling.layer, rows=rows)
+        layers = pace.layers(
+            filling.left, of=filling.layers, tokens=filling.tokens, layer=filling.layer, rows=rows
+        )
         complete = filling.run(layers)
         logger.debug("%s before a step of %d rows. %s", filling, rows, pace)
         self._scheduler.filling = None if complete else filling

@@ -13,7 +13,7 @@ from headrace.model.batch import Span
 
 @dataclass(eq=False, slots=True)
 class Filling:
-    """A pass over `chunks` of `owners`. `left` of its layers are still to be run, by `advance`.
+    """A pass over `chunks` of `owners`. `left` of its `layers` are still to be run, by `advance`.
 
     `seconds` is what it has taken so far, `layer` what one of the `ran` layers did that were run last,
     `between` seconds after those before. Until it is
@@ -24,6 +24,7 @@ class Filling:
     chunks: Sequence[Span]
     owners: Sequence[Running]
     advance: Callable[[int], None]
+    layers: int
     left: int
     seconds: float = 0.0
     layer: float | None = None
@@ -35,8 +36,9 @@ class Filling:
     def of(prefiller: Prefiller, chunks: Sequence[Span], owners: Sequence[Running]) -> Filling:
         """A pass that begins; one of a prefiller that cannot stop between layers has only one."""
         if isinstance(prefiller, LayeredPrefiller):
-            return Filling(chunks, owners, prefiller.begin(chunks), prefiller.layers)
-        return Filling(chunks, owners, lambda layers: prefiller.prefill(chunks), 1)
+            layers = prefiller.layers
+            return Filling(chunks, owners, prefiller.begin(chunks), layers, left=layers)
+        return Filling(chunks, owners, lambda layers: prefiller.prefill(chunks), 1, left=1)
 
     def __str__(self) -> str:
         """The layers that were run last, for the log."""

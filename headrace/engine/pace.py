@@ -71,11 +71,13 @@ class Pace:
             wanted = wanted * 2 if self.layered else wanted // 2
         return max(1, min(self.most, max(FEWEST, wanted)))
 
-    def layers(self, left: int, *, tokens: int, layer: float | None, rows: int) -> int:
-        """How many of the `left` layers of a chunk of `tokens` may run before a step of `rows` rows. `layer`
-        is what one has taken in seconds, None for a chunk that begins."""
-        if layer is None:
-            layer = self._cost.of(tokens) / left
+    def layers(self, left: int, *, of: int, tokens: int, layer: float | None, rows: int) -> int:
+        """How many of the `left` of `of` layers of a chunk of `tokens` may run before a step of `rows` rows.
+
+        `layer` is what one of those has taken in seconds that were run last, None for a chunk that begins.
+        The next may cost more: behind a long past, layers that see all of it do by far.
+        """
+        layer = max(layer or 0.0, self._cost.of(tokens) / of)
         if not rows or not layer:
             return left
         return max(1, min(left, int(self._room(rows) / layer)))

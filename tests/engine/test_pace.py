@@ -61,9 +61,9 @@ def test_chunks_of_one_size_are_not_for_ever() -> None:
 
 def test_a_step_that_took_long_does_not_make_room_for_prompts() -> None:
     pace = learnt(Pace(most=8192, gap=0.04, layered=True))
-    before = pace.layers(49, tokens=5000, layer=0.002, rows=4)
+    before = pace.layers(49, of=49, tokens=5000, layer=0.002, rows=4)
     pace.observe(prompt_tokens=0, prefill=0, decode=2.0, steps=1, rows=4)
-    assert pace.layers(49, tokens=5000, layer=0.002, rows=4) == before
+    assert pace.layers(49, of=49, tokens=5000, layer=0.002, rows=4) == before
 
 
 def test_no_long_prompt_rides_whatever_a_chunk_is_thought_to_cost() -> None:
