@@ -10,8 +10,8 @@ struct Consumer {
   const Params& p;
   RingPlace ring;
   uint32_t sequence;  // messages of all tasks before this one
-  uint32_t turn;      // tiles that this warp's group has added up
-  uint32_t begun;     // tasks
+  uint32_t turn : 16;   // tiles that this warp's group has added up; both modulo 2^16, in one register
+  uint32_t begun : 16;  // tasks
   bool owes;          // this warp has exchanged a tile and not signalled it
   uint32_t came_back[WIDE ? 2 : 1];  // the lane's words of that tile: what was there before
   uint32_t thread;    // threadIdx.x, forgotten from task to task: or addresses of all operations would fill registers

@@ -58,8 +58,9 @@ __device__ __forceinline__ void consume(Shared& s, const Params& p) {
     for (uint32_t& word : c.came_back) word = 0;
     run_task(c, s.tasks[slot]);
     trace::end(s, p, trace::CONSUMERS);
-    ptx::forget(c.begun);  // the slot is worked out anew, and not kept while the task runs
-    const uint32_t done = c.begun % isa::TASK_SLOTS;
+    uint32_t begun = c.begun;
+    ptx::forget(begun);  // the slot is worked out anew, and not kept while the task runs
+    const uint32_t done = begun % isa::TASK_SLOTS;
     const bool commits = s.tasks[done].task.opcode == static_cast<int32_t>(isa::Opcode::SAMPLE_COMMIT);
     if (is_set(s.quit[c.begun & 1]) || (commits && is_set(s.ended))) return;
     c.begun++;

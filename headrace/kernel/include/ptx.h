@@ -232,6 +232,14 @@ __device__ __forceinline__ uint64_t nanoseconds() {
 
 __device__ __forceinline__ float infinity() { return __int_as_float(0x7f800000); }
 
+// exp(x - base), within some 2^-21 of it where |base| is below 100.
+__device__ __forceinline__ float exp(float x, float base) {
+  constexpr float LOG2_E = 1.44269504f;
+  float result;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(fmaf(x, LOG2_E, -base * LOG2_E)));
+  return result;
+}
+
 // Two floats, rounded to the nearest bfloat16 (ties to even); `low` at the lower address.
 __device__ __forceinline__ uint32_t pack(float low, float high) {
   uint32_t word;

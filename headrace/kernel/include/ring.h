@@ -53,10 +53,10 @@ __device__ __forceinline__ void release_page(Shared& s, int lane, int slot, int 
 // costs more than all else that is done for a page.
 struct RingFiller {
   uint32_t shared;   // address of Shared
-  int32_t slot = 0, landed_slot = 0, in_flight = 0;
+  int32_t slot = 0, in_flight = 0;
   int32_t most = 1;     // in flight, of the pages that come
   uint32_t issued = 0;  // pages
-  uint32_t parity = 1, landed_parity = 0;  // an empty ring passes for one that has been freed
+  uint32_t parity = 1;  // an empty ring passes for one that has been freed
 
   __device__ __forceinline__ explicit RingFiller(const Shared& s) : shared(ptx::kept_address(&s)) {}
 
@@ -71,7 +71,7 @@ struct RingFiller {
     while (in_flight >= most) wait_landed(s);
     ptx::bulk_load(shared + offsetof(Shared, ring) + slot * isa::PAGE_BYTES_MAX, from, bytes, full(slot), ptx::read_once_policy());
     in_flight++;
-    advance(slot, parity);
+    if (++slot == RING) slot = 0, parity ^= 1;
     ptx::store_shared(shared + offsetof(Shared, issued), ++issued);
     return true;
   }
@@ -84,18 +84,13 @@ struct RingFiller {
  private:
   __device__ __forceinline__ uint32_t full(int32_t slot) const { return shared + offsetof(Shared, page_full) + slot * 8; }
 
-  // What is under way lands in any case: this wait needs no watchdog.
+  // For the oldest page under way. It lands in any case: this wait needs no watchdog.
   __device__ __forceinline__ void wait_landed(Shared& s) {
     const trace::Waiting waiting(s, trace::LOADER, trace::Sum::OTHER);
-    while (!ptx::barrier_passed(full(landed_slot), landed_parity)) {
+    const bool lap_before = slot < in_flight;
+    const uint32_t barrier = full(slot - in_flight + (lap_before ? RING : 0)), of_lap = parity ^ (lap_before ? 0 : 1);
+    while (!ptx::barrier_passed(barrier, of_lap)) {
     }
-    advance(landed_slot, landed_parity);
     in_flight--;
-  }
-
-  static __device__ __forceinline__ void advance(int32_t& slot, uint32_t& parity) {
-    if (++slot < RING) return;
-    slot = 0;
-    parity ^= 1;
   }
 };

@@ -46,8 +46,8 @@ constexpr int RECORD_BYTES = larger(RECORDS * PARTIAL_BYTES, larger(ROWS * CANDI
 constexpr int PAGE_ARRIVALS = 8;                    // that free a ring slot, whoever shares the page
 
 // Named barriers; 0 belongs to __syncthreads.
-// Of each group of four warps there are three.
-constexpr int ALL_CONSUMERS = 1, FIRST_GROUP = 2, SECOND_GROUP = 4, THIRD_GROUP = 6;
+// Of each group of four warps there are two.
+constexpr int ALL_CONSUMERS = 1, FIRST_GROUP = 2, SECOND_GROUP = 4;
 
 static_assert(GROUP <= 8 && HEAD_DIM % 32 == 0, "attention takes up to 8 query heads a KV head");
 static_assert(isa::TASK_SLOTS <= 16 && (MESSAGES & (MESSAGES - 1)) == 0);
@@ -133,7 +133,7 @@ struct Shared {
   alignas(16) uint8_t record[RECORD_BYTES];
   alignas(16) uint8_t merged[MERGED_TILES][ROWS * 16];  // ATTENTION_MERGE: on their way out
   // Partial sums across the warps of a tile: [buffer][warp][eight rows by eight outputs, at most twice two][64].
-  // ATTENTION keeps outputs there that are to be added up.
+  // ATTENTION keeps the weights of a round there: [group][warp][lane].
   alignas(16) float sums[2][CONSUMER_WARPS][WIDE ? 4 : 2][64];
   alignas(16) uint8_t input[INPUT_STAYS ? sizes::HIDDEN * ROWS * 2 : 16];  // norm(X), as staged_at says
   float2 scales[ROWS];  // where it has none: the rows' means, and what their elements are multiplied by
@@ -142,7 +142,7 @@ struct Shared {
   alignas(16) float residual[variant::RESIDUAL_TILES][ROWS][isa::TILE_ROWS];  // owned tiles, for the whole step
   union {
     struct {
-      float attention_max[2][2][4][8], attention_sum[2][2][4][8];  // of a group's items in turn
+      alignas(16) float attention_max[2][8][4], attention_sum[2][8][4];  // of a group's warps in a round, by row
     };
     float2 spreads[8][ROWS];  // mean, and squares around it, of a row's eighths: see spread.h
   };

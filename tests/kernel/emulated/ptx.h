@@ -117,6 +117,7 @@ inline uint64_t nanoseconds() {
 inline void pause() { park(&machine.clock); }
 inline uint32_t cycles() { return static_cast<uint32_t>(machine.clock++); }
 
+inline float exp(float x, float base) { return expf(x - base); }
 inline float infinity() { return __builtin_inff(); }
 inline uint32_t rounded(float x) {
   const uint32_t bits = __float_as_uint(x);

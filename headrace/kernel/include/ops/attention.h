@@ -1,9 +1,10 @@
 // ATTENTION: softmax partials over chunks of the past, one item (row, KV head, chunk) for each group of four warps.
 //
-// A warp takes half a page, 32 tokens: of blocks 0, 2, 4 .. of the chunk or of blocks 1, 3, 5 .., the lower or the
-// upper half. It keeps a maximum, a sum and outputs of its own; the four are put together at the end of the item, in
-// pairs. Scores need no exchange between lanes to become weights of the values: pages lie so that
-// the columns of a score tile that a lane gets are those that it needs (headrace/model/kv.py).
+// A round takes two blocks. First each warp has half a block, 32 tokens, and finds their scores; the warps agree on the
+// largest, so that the weights exp(score - largest) of all 128 tokens are on one scale, and show each other the weights.
+// Then each warp has a quarter of the dimensions and multiplies all weights with its part of the values: nothing is
+// left to be added up between warps. Scores need no exchange between lanes to become weights of the values: pages lie
+// so that the columns of a score tile that a lane gets are those that it needs (headrace/model/kv.py).
 #pragma once
 
 #include "consumer.h"
@@ -11,11 +12,29 @@
 #include "kv.h"
 
 struct Attention {
-  static constexpr int K_BLOCKS = HEAD_DIM / 32, DIM_TILES = HEAD_DIM / 8;
-  uint4 query[K_BLOCKS];
-  float output[DIM_TILES][4];
-  float maximum, sum;  // of row g; sum: of this lane's own tokens
+  static constexpr int K_BLOCKS = HEAD_DIM / 32, DIM_TILES = HEAD_DIM / 8, OWN_TILES = DIM_TILES / 4;
+  uint4 query[K_BLOCKS];          // arranged: see split_product
+  float output[OWN_TILES][2][4];  // of the warp's dimensions
+  float maximum, total;           // of row g, alike in all warps
 };
+
+// A lane's 16 bytes of a row, eight columns x, y, z, w, as the tensor core's wide operand: it takes x, y for row g and z, w
+// for row g + 8. So with X, Y the product is right in its upper half, and with Z, W in its lower half, and no register
+// has to be moved; the other halves are thrown away.
+__device__ __forceinline__ uint4 arranged_rows(const uint4& columns) { return make_uint4(columns.x, columns.z, columns.y, columns.w); }
+
+__device__ __forceinline__ void split_product(float (&sums)[2][4], const uint4& rows, const uint4& other) {
+  ptx::multiply_add(sums[0], rows.x, rows.y, rows.z, rows.w, other.x, other.y);
+  ptx::multiply_add(sums[1], rows.x, rows.y, rows.z, rows.w, other.z, other.w);
+}
+
+// The group that is at an item, and this warp's place in it: block `part / 2` of a round, half `part & 1` of that, and
+// quarter `part` of the dimensions.
+struct GroupPlace {
+  int group, part;
+};
+
+__device__ __forceinline__ void meet_group(const GroupPlace& place) { ptx::meet(FIRST_GROUP + place.group, isa::GROUP_THREADS); }
 
 __device__ __forceinline__ void wait_for_page(Consumer& c, const RingPlace& ring) {
   wait_barrier(c.s, Agent::CONSUMER, &c.s.page_full[ring.slot], ring.parity(), Waited::PAGE_LANDED, ring.slot);
@@ -55,156 +74,174 @@ __device__ __forceinline__ void put_new_tokens(Consumer& c, RingPlace ring, int 
   __syncwarp();
 }
 
-// Half a block: scores, then values. `ring` is at the block's K page.
-__device__ __forceinline__ void attend_half(Consumer& c, Attention& a, RingPlace ring, int row, int head, int block,
-                                            int half, int window) {
-  put_new_tokens(c, ring, row, head, block, half);
+// The lane's tokens of a half block: bits of pairs, for values, where they may be seen.
+struct Seen {
+  uint32_t pair[4];
+
+  // `first` is the lane's first token of eight.
+  __device__ __forceinline__ Seen(int first, int position, int window) {
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+      pair[j] = 0;
+#pragma unroll
+      for (int e = 0; e < 2; e++) {
+        const int token = first + 2 * j + e;
+        pair[j] |= token <= position && (window == 0 || token > position - window) ? 0xffffu << (16 * e) : 0u;
+      }
+    }
+  }
+};
+
+// Where a half block is not seen as a whole: no score of a token that is not, and no value either, for it may be
+// anything, and 0 times infinity is not 0. `ring` is at the block's V page.
+__device__ __forceinline__ void hide(Consumer& c, const RingPlace& ring, int half, const Seen& seen, float (&score)[8]) {
+#pragma unroll
+  for (int n = 0; n < 8; n++)
+    if (!(seen.pair[n / 2] >> (n & 1) * 16 & 1)) score[n] = -ptx::infinity();
   wait_for_page(c, ring);
-  const uint8_t* keys = c.s.ring[ring.slot];
-  float score[4][4];
+  uint4* values = reinterpret_cast<uint4*>(c.s.ring[ring.slot]) + half * 32 + c.lane();
+#pragma unroll 1
+  for (int t = 0; t < Attention::DIM_TILES; t++) {
+    uint4& word = values[t * 64];
+    word = make_uint4(word.x & seen.pair[0], word.y & seen.pair[1], word.z & seen.pair[2], word.w & seen.pair[3]);
+  }
+  ptx::shared_before_bulk();  // the slot's next page comes by bulk copy
+}
+
+// Scaled scores of half a block, whose K page `ring` is at: of row g, the lane's eight tokens.
+__device__ __forceinline__ void find_scores(Consumer& c, const Attention& a, const RingPlace& ring, int half, float (&score)[8]) {
+  wait_for_page(c, ring);
+  const uint4* keys = reinterpret_cast<const uint4*>(c.s.ring[ring.slot]) + half * (4 * Attention::K_BLOCKS * 32) + c.lane();
+  float sums[4][2][4];
 #pragma unroll
-  for (int j = 0; j < 4; j++)
-#pragma unroll
-    for (int n = 0; n < 4; n++) score[j][n] = 0;
-  // Four sums side by side, and the next block's keys under way, so that no product waits for the one before.
-  auto key = [&](int j, int k) {
-    return reinterpret_cast<const uint4*>(keys)[((half * 4 + j) * Attention::K_BLOCKS + k) * 32 + c.lane()];
-  };
+  for (int n = 0; n < 32; n++) (&sums[0][0][0])[n] = 0;
+  // Eight sums side by side, and the next keys under way, so that no product waits for the one before.
   uint4 b[2][4];
 #pragma unroll
-  for (int j = 0; j < 4; j++) b[0][j] = key(j, 0);
+  for (int j = 0; j < 4; j++) b[0][j] = keys[j * Attention::K_BLOCKS * 32];
 #pragma unroll
   for (int k = 0; k < Attention::K_BLOCKS; k++) {
     const auto& now = b[k & 1];
     if (k + 1 < Attention::K_BLOCKS)
 #pragma unroll
-      for (int j = 0; j < 4; j++) b[(k + 1) & 1][j] = key(j, k + 1);
+      for (int j = 0; j < 4; j++) b[(k + 1) & 1][j] = keys[(j * Attention::K_BLOCKS + k + 1) * 32];
 #pragma unroll
-    for (int j = 0; j < 4; j++) ptx::multiply_add(score[j], a.query[k].x, 0, a.query[k].y, 0, now[j].x, now[j].y);
-#pragma unroll
-    for (int j = 0; j < 4; j++) ptx::multiply_add(score[j], a.query[k].z, 0, a.query[k].w, 0, now[j].z, now[j].w);
+    for (int j = 0; j < 4; j++) split_product(sums[j], a.query[k], now[j]);
   }
   release_page(c.s, c.lane(), ring.slot, 2);
-  ring.advance(1);
-
-  const int position = c.s.rows.position[row];
-  const int first = block * isa::BLOCK_TOKENS + half * 32 + (c.lane() & 3) * 8;
   const float scale = rsqrtf(static_cast<float>(HEAD_DIM));
-  uint32_t seen[4];  // masks of the bfloat16 pairs of this lane's tokens
-  float grown = a.maximum;
 #pragma unroll
-  for (int j = 0; j < 4; j++) {
-    seen[j] = 0;
-#pragma unroll
-    for (int e = 0; e < 2; e++) {
-      const int token = first + 2 * j + e;
-      const bool visible = token <= position && (window == 0 || token > position - window);
-      seen[j] |= visible ? 0xffffu << (16 * e) : 0u;
-      score[j][e] = visible ? score[j][e] * scale : -ptx::infinity();
-      grown = fmaxf(grown, score[j][e]);
-    }
-  }
-  grown = fmaxf(grown, __shfl_xor_sync(~0u, grown, 1));
-  grown = fmaxf(grown, __shfl_xor_sync(~0u, grown, 2));
-  const float base = grown == -ptx::infinity() ? 0.0f : grown;  // nothing seen yet: all weights are 0
-  const float shrink = expf(a.maximum - base);
-  a.maximum = grown;
-  a.sum *= shrink;
-  uint32_t weights[4];
-#pragma unroll
-  for (int j = 0; j < 4; j++) {
-    const float low = expf(score[j][0] - base), high = expf(score[j][1] - base);
-    a.sum += low + high;
-    weights[j] = ptx::pack(low, high);
-  }
-
-  wait_for_page(c, ring);
-  const uint8_t* values = c.s.ring[ring.slot];
-  auto value = [&](int t) { return reinterpret_cast<const uint4*>(values)[(t * 2 + half) * 32 + c.lane()]; };
-#pragma unroll
-  for (int j = 0; j < 4; j++) b[0][j] = value(j);
-#pragma unroll
-  for (int first = 0; first < Attention::DIM_TILES; first += 4) {
-    const auto& now = b[first / 4 & 1];
-    if (first + 4 < Attention::DIM_TILES)
-#pragma unroll
-      for (int j = 0; j < 4; j++) b[(first / 4 + 1) & 1][j] = value(first + 4 + j);
-    // What is masked may be anything, and 0 times infinity is not 0.
-#pragma unroll
-    for (int j = 0; j < 4; j++) {
-      a.output[first + j][0] *= shrink;
-      a.output[first + j][1] *= shrink;
-      ptx::multiply_add(a.output[first + j], weights[0], 0, weights[1], 0, now[j].x & seen[0], now[j].y & seen[1]);
-    }
-#pragma unroll
-    for (int j = 0; j < 4; j++)
-      ptx::multiply_add(a.output[first + j], weights[2], 0, weights[3], 0, now[j].z & seen[2], now[j].w & seen[3]);
-  }
-  release_page(c.s, c.lane(), ring.slot, 2);
+  for (int n = 0; n < 8; n++) score[n] = (sums[n / 2][0][n % 2] + sums[n / 2][1][2 + n % 2]) * scale;
 }
 
-// Put the four warps of a group together, (0 + 1) + (2 + 3), and send the record. For all warps of the group; which of
-// them does the last sum takes turns, and the others go on.
-__device__ __forceinline__ void send_partials(Consumer& c, const isa::Descriptor& task, Attention& a, int row, int head,
-                                              int chunk, uint32_t sequence, bool last, int group, int part) {
-  const int query = c.lane() >> 2, quarter = c.lane() & 3, turn = static_cast<int>(sequence / RECORDS % 4);
-  auto& maxima = c.s.attention_max[group][turn & 1];
-  auto& sums = c.s.attention_sum[group][turn & 1];
-  float sum = a.sum;
-  sum += __shfl_xor_sync(~0u, sum, 1);
-  sum += __shfl_xor_sync(~0u, sum, 2);
-  if (quarter == 0) {
-    maxima[part][query] = a.maximum;
-    sums[part][query] = sum;
-  }
-  ptx::meet(FIRST_GROUP + group, isa::GROUP_THREADS);
-  float maximum = -ptx::infinity(), total = 0;
-#pragma unroll
-  for (int w = 0; w < 4; w++) maximum = fmaxf(maximum, maxima[w][query]);
-#pragma unroll
-  for (int w = 0; w < 4; w++) total += sums[w][query] * expf(maxima[w][query] - maximum);
-  const float scale = expf(a.maximum - maximum);
-#pragma unroll
-  for (int t = 0; t < Attention::DIM_TILES; t++) a.output[t][0] *= scale, a.output[t][1] *= scale;
+// Of the lanes that have the same row.
+__device__ __forceinline__ float sum_of_row(float value) {
+  value += __shfl_xor_sync(~0u, value, 1);
+  return value + __shfl_xor_sync(~0u, value, 2);
+}
+__device__ __forceinline__ float largest_of_row(float value) {
+  value = fmaxf(value, __shfl_xor_sync(~0u, value, 1));
+  return fmaxf(value, __shfl_xor_sync(~0u, value, 2));
+}
 
-  const int distance = part ^ turn;  // from the warp whose turn it is
-  float* record = reinterpret_cast<float*>(c.s.record + (sequence % RECORDS) * PARTIAL_BYTES);
-  float* second = &c.s.sums[0][0][0][0] + group * GROUP * HEAD_DIM;
-  static_assert(2 * GROUP * HEAD_DIM * sizeof(float) <= sizeof(c.s.sums), "no room to add up attention's outputs");
-  const bool used = query < GROUP;
-  if (distance <= 1) {
-    claim_message(c.s, sequence);
-    if (sequence >= RECORDS) wait_sent(c.s, sequence - RECORDS);
+// Turn scores into weights for the whole group to see, with the row's largest score so far and its sum. `counts`: this warp
+// has tokens in this round. For all warps of the group; gives by how much what came before shrinks.
+__device__ __forceinline__ float weigh(Consumer& c, Attention& a, const GroupPlace& place, const float (&score)[8], bool counts,
+                                       uint4* weights) {
+  const int query = c.lane() >> 2, quarter = c.lane() & 3;
+  float(&maxima)[8][4] = c.s.attention_max[place.group];
+  float(&sums)[8][4] = c.s.attention_sum[place.group];
+  float largest = -ptx::infinity(), sum = 0;
+  if (counts) {
+    largest = fmaxf(fmaxf(fmaxf(score[0], score[1]), fmaxf(score[2], score[3])), fmaxf(fmaxf(score[4], score[5]), fmaxf(score[6], score[7])));
+    largest = largest_of_row(largest);
   }
-  // First each warp takes the outputs of its neighbour, then the first those of the third. On the way a lane's outputs
-  // lie in its own order, without bank conflicts: the second warp's where the record will be, all others' elsewhere.
-#pragma unroll 1
-  for (int step = 1; step <= 2; step *= 2) {
-    const int barrier = (step == 1 ? SECOND_GROUP : THIRD_GROUP) + group, threads = step == 1 ? isa::GROUP_THREADS : 2 * isa::WARP;
-    float2* staged = reinterpret_cast<float2*>((distance | step) == 1 ? record : second) + c.lane();
-    if (distance & step) {
+  if (quarter == 0) maxima[query][place.part] = largest;
+  meet_group(place);
+  const float4 four = *reinterpret_cast<const float4*>(maxima[query]);
+  const float grown = fmaxf(a.maximum, fmaxf(fmaxf(four.x, four.y), fmaxf(four.z, four.w)));
+  const float base = grown == -ptx::infinity() ? 0.0f : grown;  // nothing seen yet: all weights are 0
+  const float shrink = ptx::exp(a.maximum, base);
+  a.maximum = grown;
+  if (counts) {
+    float weight[8];
 #pragma unroll
-      for (int t = 0; t < Attention::DIM_TILES; t++)
-        if (used) staged[t * GROUP * 4] = make_float2(a.output[t][0], a.output[t][1]);
-      return ptx::meet_no_wait(barrier, threads);
+    for (int n = 0; n < 8; n++) weight[n] = ptx::exp(score[n], base);
+    weights[place.part * 32 + c.lane()] = arranged_rows(make_uint4(ptx::pack(weight[0], weight[1]), ptx::pack(weight[2], weight[3]),
+                                                                   ptx::pack(weight[4], weight[5]), ptx::pack(weight[6], weight[7])));
+    sum = sum_of_row(((weight[0] + weight[1]) + (weight[2] + weight[3])) + ((weight[4] + weight[5]) + (weight[6] + weight[7])));
+  }
+  if (quarter == 0) sums[query][place.part] = sum;
+  meet_group(place);
+  const float4 all = *reinterpret_cast<const float4*>(sums[query]);
+  a.total = a.total * shrink + ((all.x + all.y) + (all.z + all.w));
+  return shrink;
+}
+
+// Add this warp's dimensions of the values of a block, whose V page `ring` is at. `weights` are those of its two halves.
+__device__ __forceinline__ void add_values(Consumer& c, Attention& a, const GroupPlace& place, const RingPlace& ring, const uint4* weights) {
+  wait_for_page(c, ring);
+  const uint4* values = reinterpret_cast<const uint4*>(c.s.ring[ring.slot]) + place.part * (Attention::OWN_TILES * 64) + c.lane();
+#pragma unroll
+  for (int half = 0; half < 2; half++) {
+    const uint4 w = weights[half * 32 + c.lane()];
+    uint4 v[Attention::OWN_TILES];
+#pragma unroll
+    for (int t = 0; t < Attention::OWN_TILES; t++) v[t] = values[t * 64 + half * 32];
+#pragma unroll
+    for (int t = 0; t < Attention::OWN_TILES; t++) split_product(a.output[t], w, v[t]);
+  }
+  release_page(c.s, c.lane(), ring.slot, 4);
+}
+
+// One or two blocks of a row, whose pages begin at `ring`.
+__device__ __forceinline__ void attend(Consumer& c, Attention& a, const GroupPlace& place, RingPlace ring, int row, int head,
+                                       int first, int blocks, int window) {
+  uint4* weights = reinterpret_cast<uint4*>(c.s.sums) + place.group * 128;
+  static_assert(2 * 128 * sizeof(uint4) <= sizeof(c.s.sums), "no room for attention's weights");
+  const int block = place.part >> 1, half = place.part & 1;
+  const bool counts = block < blocks;
+  float score[8];
+  if (counts) {
+    RingPlace own = ring;
+    own.advance(2 * block);
+    put_new_tokens(c, own, row, head, first + block, half);
+    find_scores(c, a, own, half, score);
+    const int begin = (first + block) * isa::BLOCK_TOKENS + half * 32, position = c.s.rows.position[row];
+    if (begin + 31 > position || (window && begin <= position - window)) {
+      own.advance(1);
+      hide(c, own, half, Seen(begin + (c.lane() & 3) * 8, position, window), score);
     }
-    ptx::meet(barrier, threads);
-#pragma unroll
-    for (int t = 0; t < Attention::DIM_TILES; t++)
-      if (used) a.output[t][0] += staged[t * GROUP * 4].x, a.output[t][1] += staged[t * GROUP * 4].y;
   }
-  __syncwarp();  // all have read what lies where the record goes
-  if (used) {
+  const float shrink = weigh(c, a, place, score, counts, weights);
 #pragma unroll
-    for (int t = 0; t < Attention::DIM_TILES; t++)
-      *reinterpret_cast<float2*>(record + query * HEAD_DIM + t * 8 + quarter * 2) = make_float2(a.output[t][0], a.output[t][1]);
-    if (quarter == 0) {
-      record[GROUP * HEAD_DIM + query] = maximum;
-      record[GROUP * (HEAD_DIM + 1) + query] = total;
+  for (int n = 0; n < Attention::OWN_TILES * 2; n++) a.output[n / 2][0][n % 2] *= shrink, a.output[n / 2][1][2 + n % 2] *= shrink;
+  ring.advance(1);
+#pragma unroll 1
+  for (int n = 0; n < blocks; n++, ring.advance(2)) add_values(c, a, place, ring, weights + n * 64);
+}
+
+// Send an item's record. For all warps of the group; which of them hands it over takes turns, and the others go on.
+__device__ __forceinline__ void send_partials(Consumer& c, const isa::Descriptor& task, const Attention& a, const GroupPlace& place,
+                                              int row, int head, int chunk, uint32_t sequence, bool last) {
+  const int query = c.lane() >> 2, quarter = c.lane() & 3;
+  float* record = reinterpret_cast<float*>(c.s.record + (sequence % RECORDS) * PARTIAL_BYTES);
+  if (sequence >= RECORDS) wait_sent(c.s, sequence - RECORDS);
+  if (query < GROUP) {
+#pragma unroll
+    for (int t = 0; t < Attention::OWN_TILES; t++)
+      *reinterpret_cast<float2*>(record + query * HEAD_DIM + (place.part * Attention::OWN_TILES + t) * 8 + quarter * 2) =
+          make_float2(a.output[t][0][0] + a.output[t][1][2], a.output[t][0][1] + a.output[t][1][3]);
+    if (place.part == 0 && quarter == 0) {
+      record[GROUP * HEAD_DIM + query] = a.maximum;
+      record[GROUP * (HEAD_DIM + 1) + query] = a.total;
     }
   }
   ptx::shared_before_bulk();
-  __syncwarp();
+  if (place.part != static_cast<int>(sequence / RECORDS % 4)) return ptx::meet_no_wait(SECOND_GROUP + place.group, isa::GROUP_THREADS);
+  ptx::meet(SECOND_GROUP + place.group, isa::GROUP_THREADS);
+  claim_message(c.s, sequence);
+  __syncwarp();  // all have seen it free before it is given away
   if (c.lane()) return;
   const size_t index = (static_cast<size_t>(row) * sizes::KV_HEADS + head) * isa::MAX_CHUNKS + chunk;
   submit_message(c.s, c.p, sequence, buffer_at(c.p, task.output) + index * PARTIAL_BYTES, record, PARTIAL_BYTES,
@@ -218,27 +255,26 @@ __device__ __forceinline__ void load_queries(Consumer& c, const isa::Descriptor&
 #pragma unroll
   for (int k = 0; k < Attention::K_BLOCKS; k++) {
     const int tile = head * QKV_TILES + query * HEAD_TILES + 4 * k + (c.lane() & 3);
-    a.query[k] = query < GROUP ? ptx::load_shared_data(qkv + (static_cast<size_t>(tile) * ROWS + row) * 16)
-                               : make_uint4(0, 0, 0, 0);
+    const uint4 columns = query < GROUP ? ptx::load_shared_data(qkv + (static_cast<size_t>(tile) * ROWS + row) * 16)
+                                        : make_uint4(0, 0, 0, 0);
+    a.query[k] = arranged_rows(columns);
   }
 }
 
-__device__ __forceinline__ void attend_chunk(Consumer& c, const isa::Descriptor& task, Attention& a, int row, int head,
-                                             int begin, int blocks, int part, int skipped) {
+// An item's chunk: `blocks` blocks from `first` on, whose pages are the ring's next.
+__device__ __forceinline__ void attend_chunk(Consumer& c, const isa::Descriptor& task, Attention& a, const GroupPlace& place, int row,
+                                             int head, int first, int blocks, int skipped) {
   a.maximum = -ptx::infinity();
-  a.sum = 0;
+  a.total = 0;
 #pragma unroll
-  for (int t = 0; t < Attention::DIM_TILES; t++)
-#pragma unroll
-    for (int n = 0; n < 4; n++) a.output[t][n] = 0;
-  RingPlace ring = c.ring;
-  ring.advance(2 * (part >> 1));
-  let_loader_come(c.s, ring, skipped + 2 * (part >> 1), kv::PAGE_BYTES);
+  for (int n = 0; n < Attention::OWN_TILES * 8; n++) (&a.output[0][0][0])[n] = 0;
+  RingPlace ring = c.ring, awaited = ring;
+  const int before = (place.part >> 1) * min(blocks, 2);  // pages of this item before the first that this warp waits for
+  awaited.advance(before);
+  let_loader_come(c.s, awaited, skipped + before, kv::PAGE_BYTES);
 #pragma unroll 1
-  for (int block = part >> 1; block < blocks; block += 2) {
-    attend_half(c, a, ring, row, head, begin + block, part & 1, task.window);
-    ring.advance(4);
-  }
+  for (int block = 0; block < blocks; block += 2, ring.advance(4))
+    attend(c, a, place, ring, row, head, first + block, min(blocks - block, 2), task.window);
 }
 
 __device__ __forceinline__ void attention(Consumer& c, const isa::Descriptor& task) {
@@ -252,7 +288,7 @@ __device__ __forceinline__ void attention(Consumer& c, const isa::Descriptor& ta
   });
   if (!going) return;
   if (items == 0) return signal_only(c, task);
-  const int group = c.warp() >> 2, part = c.warp() & 3;
+  const GroupPlace place{c.warp() >> 2, c.warp() & 3};
   int item = 0, most = 0;  // blocks of an item before
   runs.each([&](int row, int head, int low, int high) {
     const RowChunks& chunks = table.rows[row];
@@ -263,9 +299,9 @@ __device__ __forceinline__ void attention(Consumer& c, const isa::Descriptor& ta
       const int begin = chunks.first + chunk * chunks.size, blocks = min(chunks.last + 1 - begin, chunks.size);
       // Records alternate with the parity of messages, so groups do, too.
       const uint32_t sequence = c.sequence + item;
-      if (static_cast<int>(sequence & 1) == group) {
-        attend_chunk(c, task, a, row, head, begin, blocks, part, 2 * most);
-        send_partials(c, task, a, row, head, chunk, sequence, item == items - 1, group, part);
+      if (static_cast<int>(sequence & 1) == place.group) {
+        attend_chunk(c, task, a, place, row, head, begin, blocks, 2 * most);
+        send_partials(c, task, a, place, row, head, chunk, sequence, item == items - 1);
       }
       c.ring.advance(2 * blocks);
       most = max(most, blocks);
