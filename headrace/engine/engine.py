@@ -257,7 +257,7 @@ class Engine:
             filling.left, of=filling.layers, tokens=filling.tokens, layer=filling.layer, rows=rows
         )
         complete = filling.run(layers)
-        logger.debug("%s before a step of %d rows. %s", filling, rows, pace)
+        logger.debug("%s, before a step of %d rows. %s", filling, rows, pace)
         self._scheduler.filling = None if complete else filling
         return (filling.tokens, filling.seconds) if complete else (0, 0.0)
 

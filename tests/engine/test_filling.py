@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import re
 from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Seq
 from functools import partial
@@ -314,6 +315,31 @@ def test_accidents_cost_what_they_take_and_not_much_more(
     late = sum(accidents.values())
     assert 0.95 * plain + late < seconds < 1.25 * plain + late
     assert sum(gap > 0.06 for gap in gaps) <= len(accidents) + 1
+
+
+def test_the_log_tells_of_every_part(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("DEBUG", "headrace.engine.engine"):
+        gaps_beside_a_long_prompt(monkeypatch, layered=True, streams=4)
+    lines = [line for line in caplog.text.splitlines() if "prompt: " in line][1:]  # but for the streams' own
+    found = [
+        re.search(r"(\d+) tokens from (\d+) on, (\d+) layers in ([\d.]+) ms, (\d+) left", x) for x in lines
+    ]
+    tokens = layers = 0
+    for part in found:
+        assert part is not None
+        count, start, ran, milliseconds, left = (float(number) for number in part.groups())
+        assert milliseconds == pytest.approx((36 + 0.022 * count) * ran / 49, abs=0.06)
+        layers += int(ran)
+        assert (layers + left) % 49 == 0
+        if not left:
+            assert start == tokens
+            tokens += int(count)
+    assert 99_000 < tokens < 100_000, "the last chunk's end and the last token are fed otherwise"
+    between = [re.search(r"; ([\d.]+) ms since those before", line) for line in lines]
+    assert {match[1] for match in between if match} <= {"0.0", "5.0"}
+    assert "Learnt: a chunk 36.0 ms and 22.0 us a token" in lines[-1]
 
 
 class Uneven(Machine):
