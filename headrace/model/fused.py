@@ -48,6 +48,7 @@ class Fused(Protocol):
     ) -> None:
         """Fill out [tokens, heads, head_dim] with the mean of parts of an attention, weighed by their sums.
 
+        It may be the first of the parts, if that is not turned.
         Part i is values[i] [n, heads, head_dim], of the first n <= tokens queries, in reverse order if
         turned[i]; sums[i], float32 [heads, n], are the logarithms of its sums of exponentials. All is added
         in float32, in the order of the parts, and rounded once.

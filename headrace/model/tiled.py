@@ -59,12 +59,13 @@ class Shape:
 class Attend(Protocol):
     """Attention of q [queries, heads, dim] to k and v [keys, KV heads, dim], causal or to all.
 
+    With a `count`, of so many times as many queries and keys, end to end: the n-th queries see the n-th keys.
     The result has q's shape; if `joined`, with it come the logarithms of the sums of exponentials, float32
-    [heads, queries].
+    [count, heads, queries].
     """
 
     def __call__(
-        self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, joined: bool
+        self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, joined: bool, count: int = 1
     ) -> tuple[Tensor, Tensor | None]: ...
 
 
@@ -136,7 +137,10 @@ def longest_piece(keys: int, tile: int) -> int:
 
 
 def shapes(chunk: int, context: int, window: int | None, tile: int) -> list[Shape]:
-    """All that `plan_blocks` can ask for, for chunks of up to `chunk` tokens that end by `context`."""
+    """All that `plan_blocks` can ask for, for chunks of up to `chunk` tokens that end by `context`.
+
+    But for `pairs`, of which there is one in any long chunk.
+    """
     whole = min(chunk, context) // tile * tile
     if whole < LEAST * tile or (window is not None and window % tile):
         return []
@@ -161,53 +165,106 @@ def _powers(most: int, tile: int) -> list[int]:
     return [tile << power for power in range((most // tile).bit_length())]
 
 
-def attend_block(
-    q: Tensor, k: Tensor, v: Tensor, block: Block, out: Tensor, *, attend: Attend, fused: Fused | None
-) -> None:
-    """Fill out [queries, heads, dim] for the block's q; k and v are all keys of the pass."""
-    joined = len(block.parts) > 1
-    values: list[Tensor] = []
-    sums: list[Tensor] = []
-    for part in block.parts:
-        queries, keys, seen = q[: part.queries], k[part.keys], v[part.keys]
-        if part.turned is not None:
-            queries, keys, seen = queries[part.turned], keys[part.turned], seen[part.turned]
-        taken, log_sums = attend(queries, keys, seen, causal=part.causal, joined=joined)
-        values.append(taken)
-        if log_sums is not None:
-            sums.append(log_sums)
-    if not joined:
-        out.copy_(values[0])
-        return
-    turned = [part.turned is not None for part in block.parts]
-    (join if fused is None else fused.join)(values, sums, turned, out)
+def pairs(blocks: Sequence[Block], window: int | None) -> list[list[Block]]:
+    """Blocks in their order: neighbours of a window's length two by two, all others alone.
+
+    Two squares fill a GPU better than one after the other. More at a time would only be more shapes.
+    """
+    groups: list[list[Block]] = []
+    for block in blocks:
+        if groups and len(groups[-1]) == 1 and _follows(groups[-1][0], block, window):
+            groups[-1].append(block)
+        else:
+            groups.append([block])
+    return groups
 
 
-def cudnn(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, joined: bool) -> tuple[Tensor, Tensor | None]:
+def _follows(first: Block, second: Block, window: int | None) -> bool:
+    both = first.parts[0], second.parts[0]
+    return (
+        all(part.queries == window for part in both)
+        and first.rows.stop == second.rows.start
+        and both[0].keys.stop == both[1].keys.start
+    )
+
+
+def attend_blocks(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    blocks: Sequence[Block],
+    *,
+    attend: Attend,
+    fused: Fused | None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """What the q of a block, or of a pair, take, [queries, heads, dim]; k and v are all keys of the pass.
+
+    It is put into `out`, if that is given.
+    """
+    keys = slice(blocks[0].parts[0].keys.start, blocks[-1].parts[0].keys.stop)
+    joined, count = any(len(block.parts) > 1 for block in blocks), len(blocks)
+    own, sums = attend(q, k[keys], v[keys], causal=True, joined=joined, count=count)
+    target, size = own if out is None else out, len(q) // count
+    for index, block in enumerate(blocks):
+        rows = slice(index * size, (index + 1) * size)
+        if sums is not None and len(block.parts) > 1:
+            others = [_attend_part(q[rows], k, v, part, attend) for part in block.parts[1:]]
+            values, logs = [own[rows]], [sums[index]]
+            values += [value for value, _ in others]
+            logs += [log for _, log in others]
+            turned = [part.turned is not None for part in block.parts]
+            # The target may be the first of the values: each number is read before it is written.
+            (join if fused is None else fused.join)(values, logs, turned, target[rows])
+        elif out is not None:
+            out[rows].copy_(own[rows])
+    return target
+
+
+def _attend_part(q: Tensor, k: Tensor, v: Tensor, part: Part, attend: Attend) -> tuple[Tensor, Tensor]:
+    queries, keys, seen = q[: part.queries], k[part.keys], v[part.keys]
+    if part.turned is not None:
+        queries, keys, seen = queries[part.turned], keys[part.turned], seen[part.turned]
+    taken, sums = attend(queries, keys, seen, causal=part.causal, joined=True)
+    assert sums is not None
+    return taken, sums[0]
+
+
+def cudnn(
+    q: Tensor, k: Tensor, v: Tensor, *, causal: bool, joined: bool, count: int = 1
+) -> tuple[Tensor, Tensor | None]:
     """By cuDNN; bfloat16 or float16. A causal order begins with the first query and the first key."""
-    queries, keys, values = (x.transpose(0, 1)[None] for x in (q, k, v))
+    queries, keys, values = (_apart(x, count) for x in (q, k, v))
     out, log_sums, *_ = torch.ops.aten._scaled_dot_product_cudnn_attention(
         queries, keys, values, None, joined, 0.0, causal
     )
-    return out[0].transpose(0, 1).contiguous(), log_sums.reshape(q.shape[1], len(q)) if joined else None
+    sums = log_sums.reshape(count, q.shape[1], -1) if joined else None
+    return out.transpose(1, 2).flatten(0, 1).contiguous(), sums
 
 
-def plain(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, joined: bool) -> tuple[Tensor, Tensor | None]:
+def plain(
+    q: Tensor, k: Tensor, v: Tensor, *, causal: bool, joined: bool, count: int = 1
+) -> tuple[Tensor, Tensor | None]:
     """The same in so many words: what is meant."""
     repeats = q.shape[1] // k.shape[1]
-    queries = q.transpose(0, 1).float()
-    keys, values = (x.transpose(0, 1).repeat_interleave(repeats, dim=0).float() for x in (k, v))
-    scores = queries @ keys.transpose(1, 2) * q.shape[-1] ** -0.5
+    queries = _apart(q, count).float()
+    keys, values = (_apart(x, count).repeat_interleave(repeats, dim=1).float() for x in (k, v))
+    scores = queries @ keys.transpose(2, 3) * q.shape[-1] ** -0.5
     if causal:
-        positions = torch.arange(max(len(q), len(k)), device=q.device)
-        seen = visible(positions[: len(q)], positions[: len(k)], None)
+        positions = torch.arange(max(scores.shape[-2:]), device=q.device)
+        seen = visible(positions[: scores.shape[-2]], positions[: scores.shape[-1]], None)
         scores = scores.masked_fill(~seen, -torch.inf)
-    out = (scores.softmax(-1) @ values).to(q.dtype).transpose(0, 1)
+    out = (scores.softmax(-1) @ values).to(q.dtype).transpose(1, 2).flatten(0, 1)
     return out, scores.logsumexp(-1) if joined else None
 
 
+def _apart(x: Tensor, count: int) -> Tensor:
+    """[count * tokens, heads, dim] as [count, heads, tokens, dim]."""
+    return x.reshape(count, -1, *x.shape[1:]).transpose(1, 2)
+
+
 def join(values: Sequence[Tensor], sums: Sequence[Tensor], turned: Sequence[bool], out: Tensor) -> None:
-    """Fill `out` as `Fused.join` says."""
+    """Fill `out`, which may be the first of the values, as `Fused.join` says."""
     logs = torch.full((len(values), len(out), out.shape[1]), -torch.inf, device=out.device)
     for log, part, turn in zip(logs, sums, turned, strict=True):
         log[: part.shape[1]] = part.t().flip(0) if turn else part.t()

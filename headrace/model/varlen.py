@@ -143,13 +143,17 @@ def attend_varlen(
     simple = flash if q.is_cuda else one_by_one
     if not plan.blocks and len(plan.runs) == 1:
         return simple(q, k, v, plan.runs[0], plan.window)
+    attend = tiled.cudnn if q.is_cuda else tiled.plain
+    groups = tiled.pairs(plan.blocks, plan.window)
+    if not plan.runs and len(groups) == 1:
+        return tiled.attend_blocks(q, k, v, groups[0], attend=attend, fused=fused)
     out = torch.empty_like(q)
     for run in plan.runs:
         rows, keys = slice(run.queries[0], run.queries[-1]), slice(run.keys[0], run.keys[-1])
         out[rows] = simple(q[rows], k[keys], v[keys], run, plan.window)
-    attend = tiled.cudnn if q.is_cuda else tiled.plain
-    for block in plan.blocks:
-        tiled.attend_block(q[block.rows], k, v, block, out[block.rows], attend=attend, fused=fused)
+    for group in groups:
+        rows = slice(group[0].rows.start, group[-1].rows.stop)
+        tiled.attend_blocks(q[rows], k, v, group, attend=attend, fused=fused, out=out[rows])
     return out
 
 

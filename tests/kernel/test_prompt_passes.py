@@ -175,6 +175,9 @@ class Bench:
         ours, theirs = (self.random(40, 3, 16) for _ in "ab")
         self.passes.join(values, sums, turned, ours)
         join(values, sums, turned, theirs)
+        first = values[0].clone()  # which may be what is filled
+        self.passes.join([first, *values[1:]], sums, turned, first)
+        assert torch.equal(first, ours)
         # As with swiglu; where parts cancel, more steps, but of a small number.
         assert (ours - theirs).abs().max() <= 2**-7
         assert (ours != theirs).float().mean() < 0.01

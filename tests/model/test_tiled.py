@@ -105,6 +105,47 @@ def test_a_wrong_part_is_seen(
         assert_same_logits(Paged(model, blocks=40).sequence(tokens, [100, 130]), expected)
 
 
+def test_a_pair_taken_for_one_square_is_seen(
+    model: Model, tokens: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attend, counts = tiled.plain, []
+
+    def as_one(*given: Tensor, count: int = 1, **named: Any) -> tuple[Tensor, Tensor | None]:
+        counts.append(count)
+        out, sums = attend(*given, **named)
+        return out, None if sums is None else sums.view(-1, count, sums.shape[-1] // count).transpose(0, 1)
+
+    monkeypatch.setattr(paging, "tile_for", lambda *_: 35)
+    monkeypatch.setattr(tiled, "plain", as_one)
+    expected = model.full(torch.tensor([tokens]))[0]
+    with pytest.raises(AssertionError):
+        assert_same_logits(Paged(model).sequence(tokens, [LENGTH]), expected)
+    assert max(counts) == 2
+
+
+def test_squares_of_a_window_are_taken_in_pairs() -> None:
+    """A long prompt's, and of two prompts in one pass; none where one sees the whole past."""
+
+    def sizes(*ends: int, window: int | None = 4096) -> list[list[int]]:
+        blocks, row = [], 0
+        for end in ends:
+            blocks += tiled.plan_blocks(0, end, window, 1024, row=row, key=row, device=CPU)
+            row += end
+        return [[block.parts[0].queries for block in group] for group in tiled.pairs(blocks, window)]
+
+    assert sizes(8192) == [[4096, 4096]]
+    assert sizes(13312) == [[4096, 4096], [4096], [1024]]
+    assert sizes(4096, 5120, 4096) == [[4096, 4096], [1024], [4096]]
+    assert sizes(2048, 2048) == [[2048], [2048]]
+    assert sizes(8192, window=None) == [[8192]]
+    apart = [
+        replace(block, rows=slice(block.rows.start + 1, block.rows.stop + 1))
+        for block in tiled.plan_blocks(4096, 8192, 4096, 1024, row=0, key=0, device=CPU)
+    ]
+    first = tiled.plan_blocks(0, 4096, 4096, 1024, row=0, key=0, device=CPU)
+    assert [len(group) for group in tiled.pairs([*first, *apart], 4096)] == [1, 1]
+
+
 def test_shapes_are_few() -> None:
     """However long chunks are, and wherever they begin in a context of 128K.
 
@@ -139,18 +180,21 @@ def test_other_devices_have_no_tiles() -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("joined", [False, True])
 @pytest.mark.parametrize(
-    ("queries", "keys", "causal"), [(1024, 1024, True), (1023, 1023, True), (2048, 4096, False)]
+    ("queries", "keys", "causal", "count"),
+    [(1024, 1024, True, 1), (1023, 1023, True, 1), (2048, 4096, False, 1), (1024, 1024, True, 2)],
 )
-def test_cudnn_does_what_is_meant(queries: int, keys: int, causal: bool, joined: bool) -> None:
+def test_cudnn_does_what_is_meant(queries: int, keys: int, causal: bool, count: int, joined: bool) -> None:
     assert tiled.tile_for(torch.device("cuda"), torch.bfloat16, 128) == tiled.TILE
     torch.manual_seed(2)
-    q = torch.randn(queries, 8, 128, device="cuda").bfloat16()
-    k, v = (torch.randn(keys + 1, 2, 128, device="cuda").bfloat16()[1:] for _ in "kv")
-    out, sums = tiled.cudnn(q, k, v, causal=causal, joined=joined)
-    right, right_sums = tiled.plain(q, k, v, causal=causal, joined=joined)
+    q = torch.randn(count * queries, 8, 128, device="cuda").bfloat16()
+    k, v = (torch.randn(count * keys + 1, 2, 128, device="cuda").bfloat16()[1:] for _ in "kv")
+    out, sums = tiled.cudnn(q, k, v, causal=causal, joined=joined, count=count)
+    right, right_sums = tiled.plain(q, k, v, causal=causal, joined=joined, count=count)
+    assert out.is_contiguous()
     assert (out - right).float().abs().max() < 0.07  # two steps of the largest numbers
     assert (sums is None) != joined
     if sums is not None and right_sums is not None:
+        assert sums.shape == right_sums.shape
         assert (sums - right_sums).abs().max() < 1e-2
 
 
