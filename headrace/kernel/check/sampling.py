@@ -24,10 +24,11 @@ KINDS = (
 )
 
 
-def wrong_draws(bench: Bench, rounds: int = len(KINDS)) -> int:
+def wrong_draws(bench: Bench, rounds: int = len(KINDS), steps: int = 1) -> int:
     """How many tokens are not those that the reference draws from the logits that the kernel left. To be 0.
 
-    In every round each row has the next of KINDS and another seed.
+    In every round each row has the next of KINDS and another seed. A launch has `steps` steps, and the tokens
+    of the last one are compared. Raises RuntimeError if a launch has fewer.
     """
     kernel = bench.kernel()
     wrong = 0
@@ -36,20 +37,22 @@ def wrong_draws(bench: Bench, rounds: int = len(KINDS)) -> int:
             None if row is None else replace(row, params=KINDS[(number + index) % len(KINDS)], seed=number)
             for index, row in enumerate(bench.rows)
         ]
-        (tokens,) = kernel.launch(rows, 1)
-        live = [(row, token) for row, token in zip(rows, tokens, strict=True) if row is not None]
+        made = list(kernel.launch(rows, steps))
+        if len(made) != steps:
+            raise RuntimeError(f"a launch of {steps} steps made {len(made)}")
+        live = [(row, tokens) for row, *tokens in zip(rows, *made, strict=True) if row is not None]
         drawn = sample(
             logits_of(kernel, bench.plan)[bench.live].cpu(),
             [
                 SampleRow(
                     params=row.params,
                     seed=row.seed,
-                    position=row.position + 1,
+                    position=row.position + steps,
                     prompt=row.prompt,
-                    output=row.output,
+                    output=[*row.output, *(token for token in tokens[:-1] if token is not None)],
                 )
-                for row, _ in live
+                for row, tokens in live
             ],
         )
-        wrong += sum(token != right.token for (_, token), right in zip(live, drawn, strict=True))
+        wrong += sum(tokens[-1] != right.token for (_, tokens), right in zip(live, drawn, strict=True))
     return wrong

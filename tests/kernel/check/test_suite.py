@@ -79,6 +79,11 @@ def test_draws_are_the_references_or_counted() -> None:
     assert 0 < logits < 3 * len(KINDS)  # drawn from others than those that were left
 
 
+def test_draws_of_a_later_step_are_the_references_or_counted() -> None:
+    assert wrong_draws(bench(kernel()), rounds=3, steps=2) == 0
+    assert wrong_draws(bench(kernel(shift=1)), rounds=3, steps=2) == 3 * 3
+
+
 def test_a_launch_that_ends_too_early_fails() -> None:
     class Short(OracleKernel):
         def launch(self, rows: Rows, steps: int) -> Iterator[Tokens]:
