@@ -25,6 +25,7 @@ from headrace.model import tiled
 from headrace.model.batch import Span
 from headrace.model.config import KVGroup, ModelConfig, MoEMLP
 from headrace.model.kv import KVCache, blocks_for
+from headrace.model.layers import group, route, spread, swiglu, weighed_sum
 from headrace.model.synthetic import preset
 from headrace.model.transformer import Model
 from headrace.model.varlen import attend_varlen, plan_varlen
@@ -33,6 +34,7 @@ from headrace.step.packed_model import packed_model
 
 PEAK = 989e12  # operations a second in bfloat16: H200 datasheet, without sparsity
 BANDWIDTH = 4.8e12  # bytes a second: H200 datasheet
+ROUNDS = 8
 
 
 def main() -> None:
@@ -147,9 +149,9 @@ def parts(config: ModelConfig, weights: PackedWeights, tokens: int) -> None:
         plan = plan_varlen([Span(range(tokens), start, tables)], KVGroup.FULL, window, device, tile)
         return lambda: attend_varlen(q, k, v, pages, plan, fused)
 
-    def cudnn(queries: int, keys: int, *, causal: bool) -> Callable[[], object]:
-        given = q[:queries], k[:keys], v[:keys]
-        return lambda: tiled.cudnn(*given, causal=causal, joined=True)
+    def cudnn(queries: int, keys: int, *, causal: bool, count: int = 1) -> Callable[[], object]:
+        given = q[: count * queries], k[: count * keys], v[: count * keys]
+        return lambda: tiled.cudnn(*given, causal=causal, joined=True, count=count)
 
     pairs = tokens * (tokens + 1) / 2
     window = config.window or tokens
@@ -177,28 +179,47 @@ def parts(config: ModelConfig, weights: PackedWeights, tokens: int) -> None:
     half = tokens // 2
     show("cudnn, causal, half", cudnn(half, half, causal=True), per_pair * half * half / 2)
     show("cudnn, causal, half less 1", cudnn(half - 1, half - 1, causal=True), per_pair * half * half / 2)
+    show("cudnn, causal, two halves", cudnn(half, half, causal=True, count=2), per_pair * half * half)
     show("cudnn, rectangle", cudnn(tokens, tokens, causal=False), per_pair * tokens * tokens)
     begun = time.monotonic()
     cudnn(half - 3, half - 3, causal=True)()
     torch.cuda.synchronize()
     print(f"cudnn, the first of a shape: {1e3 * (time.monotonic() - begun):.0f} ms")
-    show("sort of scores", lambda: scores.sort(dim=-1, descending=True, stable=True), moved=scores.nbytes * 2)
-    show("rows picked", lambda: h[torch.arange(slots, device="cuda") // mlp.top_k], moved=2.0 * rows.nbytes)
+    ids, _ = route(scores, mlp, fused)
+    places, _ = (fused.group if fused else group)(ids, mlp.experts)
+    slot_weights, gate_up_rows = torch.rand(ids.shape, device="cuda"), random_values(slots, 2 * mlp.width)
+    show("experts chosen", lambda: route(scores, mlp, fused), moved=scores.nbytes)
+    show("slots placed", lambda: (fused.group if fused else group)(ids, mlp.experts), moved=2.0 * ids.nbytes)
+    show("rows spread", lambda: (fused.spread if fused else spread)(h, places), moved=h.nbytes + rows.nbytes)
+    show(
+        "silu times up",
+        lambda: (fused.swiglu if fused else swiglu)(gate_up_rows),
+        moved=1.5 * gate_up_rows.nbytes,
+    )
+    show(
+        "rows combined",
+        lambda: (fused.combine if fused else weighed_sum)(rows, places, slot_weights),
+        moved=h.nbytes + rows.nbytes,
+    )
     show("unpacking up", lambda: weights.unpack(matrix, gate_up), moved=2.0 * gate_up.nbytes)
 
 
 def show(what: str, work: Callable[[], object], operations: float = 0, moved: float = 0) -> None:
-    """Print the time of some work, and its share of what the GPU can do; or why it cannot be done."""
+    """Print the time of some work, and its share of what the GPU can do; or why it cannot be done.
+
+    ROUNDS of it follow one another, so that the host's part of the time hides behind the GPU's.
+    """
     try:
         work()
         times = []
         for _ in range(5):
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in "be")  # type: ignore[no-untyped-call]
             begin.record()
-            work()
+            for _ in range(ROUNDS):
+                work()
             end.record()
             torch.cuda.synchronize()
-            times.append(begin.elapsed_time(end) / 1e3)
+            times.append(begin.elapsed_time(end) / 1e3 / ROUNDS)
     except RuntimeError as error:
         print(f"{what}: {error}")
         return
