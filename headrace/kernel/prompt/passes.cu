@@ -147,32 +147,35 @@ __device__ long long row_of(long long rows, long long query) {
   return rows < 0 ? -rows - 1 - query : query < rows ? query : -1;  // negative: there is none
 }
 
-// out [queries, heads, eighths] of Eight: the mean of `many` parts, weighed by the sums. count = its numbers of Eight.
-extern "C" __global__ void join(const Parts parts, Eight* out, long long count, int heads, int eighths, int many) {
-  const long long i = static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x;
-  if (i >= count) return;
-  const int width = heads * eighths, within = static_cast<int>(i % width), head = within / eighths;
-  const auto log_sum = [&](int p, long long row) {
-    const long long rows = parts.rows[p] < 0 ? -parts.rows[p] : parts.rows[p];
-    return parts.sums[p][head * rows + row];
-  };
-  float most = __uint_as_float(0xff800000u);  // minus infinity
-  for (int p = 0; p < many; ++p) {
-    const long long row = row_of(parts.rows[p], i / width);
-    if (row >= 0) most = fmaxf(most, log_sum(p, row));
+// out [queries, heads, eighths] of Eight: the mean of `many` parts, weighed by the sums. A block a query. The first
+// part may be out itself, if its rows are in order.
+extern "C" __global__ void join(const Parts parts, Eight* out, int heads, int eighths, int many) {
+  const long long query = blockIdx.x;
+  const int width = heads * eighths;
+  for (int within = threadIdx.x; within < width; within += blockDim.x) {
+    const int head = within / eighths;
+    const auto log_sum = [&](int p, long long row) {
+      const long long rows = parts.rows[p] < 0 ? -parts.rows[p] : parts.rows[p];
+      return parts.sums[p][head * rows + row];
+    };
+    float most = __uint_as_float(0xff800000u);  // minus infinity
+    for (int p = 0; p < many; ++p) {
+      const long long row = row_of(parts.rows[p], query);
+      if (row >= 0) most = fmaxf(most, log_sum(p, row));
+    }
+    float sum[8] = {}, whole = 0.0f;
+    for (int p = 0; p < many; ++p) {
+      const long long row = row_of(parts.rows[p], query);
+      if (row < 0) continue;
+      const float weight = expf(log_sum(p, row) - most);
+      const Eight part = parts.values[p][row * width + within];
+      whole = __fadd_rn(whole, weight);
+      for (int j = 0; j < 8; ++j) sum[j] = __fadd_rn(sum[j], __fmul_rn(wide(part.at[j]), weight));
+    }
+    Eight made;  // divided quickly: the largest weight is 1, so the whole is between 1 and `many`
+    for (int j = 0; j < 8; ++j) made.at[j] = narrow(__fdividef(sum[j], whole));
+    out[query * width + within] = made;
   }
-  float sum[8] = {}, whole = 0.0f;
-  for (int p = 0; p < many; ++p) {
-    const long long row = row_of(parts.rows[p], i / width);
-    if (row < 0) continue;
-    const float weight = expf(log_sum(p, row) - most);
-    const Eight part = parts.values[p][row * width + within];
-    whole = __fadd_rn(whole, weight);
-    for (int j = 0; j < 8; ++j) sum[j] = __fadd_rn(sum[j], __fmul_rn(wide(part.at[j]), weight));
-  }
-  Eight made;
-  for (int j = 0; j < 8; ++j) made.at[j] = narrow(__fdiv_rn(sum[j], whole));
-  out[i] = made;
 }
 
 // Numbers in the order of their sizes, as integers: zeros are equal, what is no number comes last.

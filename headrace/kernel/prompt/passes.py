@@ -114,9 +114,8 @@ class Passes:
             raise ValueError(f"{len(values)} parts are more than {_MOST_PARTS}")
         rows = [-len(part) if turn else len(part) for part, turn in zip(values, turned, strict=True)]
         parts = Parts(*(_filled(column) for column in (values, sums, rows)))
-        heads, eighths, count = out.shape[1], out.shape[2] // 8, out.numel() // 8
-        sizes = (count, heads, eighths, len(values))
-        self._launch("join", (_blocks(count), 1), THREADS, parts, out, *sizes)
+        queries, heads, eighths = len(out), out.shape[1], out.shape[2] // 8
+        self._launch("join", (queries, 1), THREADS, parts, out, heads, eighths, len(values))
 
     def choose(self, logits: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
         """The experts with the largest logits [tokens, experts], ascending, and the sigmoids of these."""
