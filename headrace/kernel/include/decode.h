@@ -78,6 +78,7 @@ __device__ __forceinline__ void begin(Shared& s, const Params& p) {
     for (int n = 0; n < TILE_GROUPS * 2; n++)
       ptx::barrier_init(&s.sums_full[0][0] + n, TILE_WARPS), ptx::barrier_init(&s.sums_empty[0][0] + n, 1);
     ptx::barrier_init(&s.route_full, 1);
+    ptx::barrier_init(&s.rows_moved, 1);
     ptx::barrier_inits_done();
     s.issued = 0;
     s.ended = s.aborted = 0;

@@ -84,6 +84,7 @@ __device__ __forceinline__ bool load_attention(Loader& l, const isa::Descriptor&
 #pragma unroll 1
       for (int n = 0; going && n < count; n++)
         going = l.pages(kv::page(l.s, task.layer, l.s.kv_list[n]), 2, kv::PAGE_BYTES);
+    __syncwarp();  // the list has been read
     going = __shfl_sync(~0u, going, 0);
   }
   return going;
@@ -108,6 +109,7 @@ __device__ __forceinline__ bool wait_for_pages(Loader& l, const isa::Descriptor&
   }
   if (task.loader_lag) l.committed = l.epoch;
   if (routed) l.routes++;
+  __syncwarp();  // a shuffle orders no memory: what lane 0 has waited for is now there for all
   return __shfl_sync(~0u, going, 0);
 }
 
@@ -122,6 +124,7 @@ __device__ __forceinline__ bool load_task(Loader& l, int32_t word, int32_t next)
     s.doing[static_cast<int>(Agent::LOADER)] = l.number;
     going = wait_barrier_or_end(s, Agent::LOADER, ptx::shared_address(&s.task_empty[slot]), (lap & 1) ^ 1, Waited::TASK_FREE, slot);
   }
+  __syncwarp();  // the slot is free for all lanes
   if (!__shfl_sync(~0u, going, 0)) return false;
   trace::begin(s, trace::LOADER, l.epoch - l.p.epoch - 1, l.number);
   TaskSlot& given = s.tasks[slot];

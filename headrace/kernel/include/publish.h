@@ -96,7 +96,10 @@ __device__ __forceinline__ bool next_message(Shared& s, const Params& p, Watchdo
   const uint32_t parity = sequence / MESSAGES & 1;
   while (!ptx::barrier_passed(full, parity)) {
     // The last commit's message is there before `ended` is set: nothing is left if there is none now.
-    if (is_set(s.ended)) return ptx::barrier_passed(full, parity);
+    if (is_set(s.ended)) {
+      __threadfence_block();
+      return ptx::barrier_passed(full, parity);
+    }
     if (watchdog.strikes(s, p)) {
       *static_cast<volatile int32_t*>(&s.aborted) = 1;
       return false;

@@ -70,7 +70,8 @@ struct Message {
   uint32_t pad;
 };
 
-// ROW_STATE. Written by the consumers in SAMPLE_COMMIT; the loader reads it only after that step's commit counter.
+// ROW_STATE. Written by the consumers in SAMPLE_COMMIT; the loader reads it only after that step's commit counter, the
+// router after rows_moved.
 struct RowState {
   int32_t active[ROWS], slot[ROWS], token[ROWS], position[ROWS], made[ROWS];
   int32_t first_new[ROWS];  // the lowest position that this step writes in the row's slot
@@ -170,6 +171,7 @@ struct Shared {
   uint64_t message_full[MESSAGES], message_empty[MESSAGES];
   uint64_t sums_full[TILE_GROUPS][2], sums_empty[TILE_GROUPS][2];
   uint64_t route_full;
+  uint64_t rows_moved;    // a phase a step: SAMPLE_COMMIT has moved this SM's rows on
   uint32_t issued;        // pages of the ring, over the launch; written by the loader
   int32_t ended;          // the launch is over; written in SAMPLE_COMMIT
   int32_t aborted;        // the watchdog has struck, here or on another SM; written by the publisher

@@ -93,6 +93,17 @@ __device__ __forceinline__ bool wait_counter_or_end(Shared& s, const Params& p, 
     clear_note(s);
     going = going && !is_set(s.aborted);
   }
+  __syncwarp();  // a shuffle orders no memory
+  return __shfl_sync(~0u, going, 0);
+}
+
+// Until this SM's rows are those of step `step` of the launch, counted from 0. For all lanes of a warp beside the
+// consumers. False if the launch is over. It leaves no note: consumers that do not come so far have theirs.
+__device__ __forceinline__ bool wait_for_rows(Shared& s, uint32_t step, int lane) {
+  bool going = true;
+  if (lane == 0)
+    while (going && !ptx::barrier_passed(&s.rows_moved, (step & 1) ^ 1)) going = !is_set(s.ended) && !is_set(s.aborted);
+  __syncwarp();
   return __shfl_sync(~0u, going, 0);
 }
 
@@ -104,6 +115,9 @@ __device__ __forceinline__ void each_beside(Shared& s, const Params& p, Agent ag
   const int32_t* list = p.descriptors + static_cast<size_t>(blockIdx.x) * sizes::TASKS * isa::WORDS;
 #pragma unroll 1
   for (uint32_t epoch = p.epoch + 1; epoch - p.epoch <= static_cast<uint32_t>(p.steps); epoch++) {
+    // The merger waits for what every SM signals in the step. Logits of a first layer that routes may be there before an
+    // SM that had no part in them has moved its rows on.
+    if (agent == Agent::ROUTER && !wait_for_rows(s, epoch - p.epoch - 1, lane)) return;
 #pragma unroll 1
     for (int first = 0; first < sizes::TASKS; first += isa::WARP) {
       const int own = first + lane;

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -26,13 +26,27 @@ from tests.kernel.emulated import EmulationError, Library, Spoilt
 _TYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32, "int32": torch.int32, "uint64": torch.int64}
 
 
+class Late(NamedTuple):
+    """Threads of an SM, from `first` up to `end`."""
+
+    sm: int
+    first: int
+    end: int
+
+
+NOBODY = Late(0, 0, 0)
+
+
 def compiled(plan: Plan, folder: Path, *, strict: bool = False, spoilt: Spoilt | None = None) -> Library:
     """The kernel of a plan."""
     return Library(plan, folder, "decode.cpp", strict=strict, spoilt=spoilt)
 
 
 class EmulatedKernel:
-    """A `headrace.kernel.check.kernels.Kernel`. `seed` is for the order of threads and copies."""
+    """A `headrace.kernel.check.kernels.Kernel`.
+
+    `seed` is for the order of threads and copies; `late` threads go on only where nobody else can.
+    """
 
     def __init__(
         self,
@@ -42,8 +56,9 @@ class EmulatedKernel:
         table_blocks: int,
         library: Library,
         seed: int = 0,
+        late: Late = NOBODY,
     ) -> None:
-        self.plan, self.seed = plan, seed
+        self.plan, self.seed, self.late = plan, seed, late
         self._weights, self._cache, self._library = weights, cache, library
         sizes, device = plan.sizes, torch.device("cpu")
         self._specs = buffer_specs(sizes)
@@ -84,7 +99,7 @@ class EmulatedKernel:
         self._fill_tables(rows)
         self._host[:] = np.zeros(1, HOST_LINK)
         try:
-            self._library.run(self._params(steps), self.seed)
+            self._library.run(self._params(steps), self.seed, *self.late)
         finally:
             if self._host["aborted"][0]:  # first of all: threads may well stumble when they are told to stop
                 raise EmulationError(explain(self.plan, self._host[0]))

@@ -16,15 +16,15 @@ from headrace.step.pack import PackedWeights
 from headrace.step.plan import Plan
 from headrace.step.planner import build_plan
 from tests.kernel.emulated import Library, Spoilt
-from tests.kernel.emulated.decode import EmulatedKernel, compiled
+from tests.kernel.emulated.decode import NOBODY, EmulatedKernel, Late, compiled
 
 SMS = 3
 
 
 @cache
-def plan_of(config: ModelConfig, rows: int, chunk_blocks: int) -> Plan:
+def plan_of(config: ModelConfig, rows: int, sms: int, chunk_blocks: int) -> Plan:
     """`chunk_blocks` is how attention is divided at present: lists differ with it."""
-    return build_plan(config, rows=rows, sms=SMS)
+    return build_plan(config, rows=rows, sms=sms)
 
 
 class Libraries:
@@ -34,9 +34,11 @@ class Libraries:
         self._folder = folder
         self._made: dict[tuple[object, ...], Library] = {}
 
-    def library(self, config: ModelConfig, rows: int, strict: bool, spoilt: Spoilt | None) -> Library:
+    def library(
+        self, config: ModelConfig, rows: int, sms: int, strict: bool, spoilt: Spoilt | None
+    ) -> Library:
         """The same for all processes that test side by side: one of them compiles it."""
-        shape = (config, rows, int(vars(division)["CHUNK_BLOCKS"]))
+        shape = (config, rows, sms, int(vars(division)["CHUNK_BLOCKS"]))
         key = (*shape, strict, spoilt)
         if key not in self._made:
             folder = self._folder / hashlib.sha256(repr(key).encode()).hexdigest()[:16]
@@ -54,16 +56,18 @@ class Libraries:
         *,
         config: ModelConfig | None = None,
         world: type[World] = World,
+        sms: int = SMS,
         seed: int = 0,
+        late: Late = NOBODY,
         spoilt: Spoilt | None = None,
     ) -> Bench:
-        """Whose kernels run here. `seed` is for the order of threads and copies."""
+        """Whose kernels run here. `seed` is for the order of threads and copies, as `late` is."""
         shape = config or north()
 
         def make(
             plan: Plan, weights: PackedWeights, cache: KVCache, table_blocks: int, strict: bool
         ) -> EmulatedKernel:
-            library = self.library(shape, rows, strict, spoilt)
-            return EmulatedKernel(plan, weights, cache, table_blocks, library, seed)
+            library = self.library(shape, rows, sms, strict, spoilt)
+            return EmulatedKernel(plan, weights, cache, table_blocks, library, seed, late)
 
-        return Bench(lengths, rows, hole, config=shape, world=world, make=make, device="cpu", sms=SMS)
+        return Bench(lengths, rows, hole, config=shape, world=world, make=make, device="cpu", sms=sms)

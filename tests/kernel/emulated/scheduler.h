@@ -22,6 +22,7 @@ constexpr uint64_t IDLE_NANOSECONDS = 1'000'000;  // that such a round takes: el
 struct Fiber {
   ucontext_t context;
   int sm, thread;
+  bool late;           // it goes on only where nobody else can
   const void* polled;  // the word that was read last, and what was there
   uint64_t seen;
 };
@@ -47,7 +48,7 @@ struct Copies {
 struct Scheduler {
   std::mt19937 random;
   std::vector<Fiber> fibers;
-  std::vector<Fiber*> ready;
+  std::vector<Fiber*> ready, held;  // held are those that are late
   std::unordered_map<const void*, std::vector<Fiber*>> parked;  // by the word that they wait for
   std::vector<Warp> warps;
   std::vector<NamedBarrier> barriers;
@@ -78,6 +79,8 @@ inline Fiber* current;
 
 inline uint32_t warp_of(const Fiber& fiber) { return fiber.sm * MAX_WARPS + fiber.thread / LANES; }
 
+inline void make_ready(Fiber* fiber) { (fiber->late ? machine.held : machine.ready).push_back(fiber); }
+
 inline Fiber* draw() {
   auto& ready = machine.ready;
   size_t best = machine.random() % ready.size();
@@ -92,7 +95,7 @@ inline Fiber* draw() {
 }
 
 inline void wake(std::vector<Fiber*>& waiting) {
-  machine.ready.insert(machine.ready.end(), waiting.begin(), waiting.end());
+  for (Fiber* fiber : waiting) make_ready(fiber);
   waiting.clear();
   machine.progress = true;
 }
@@ -110,8 +113,17 @@ inline void idle_round() {
   for (auto& [word, waiting] : machine.parked) wake(waiting);
   // In an order that does not hang on where memory lies.
   std::sort(machine.ready.begin(), machine.ready.end());
+  std::sort(machine.held.begin(), machine.held.end());
   machine.progress = false;
-  if (machine.ready.empty()) fail("threads wait for others that never come");
+  if (machine.ready.empty() && machine.held.empty()) fail("threads wait for others that never come");
+}
+
+// One of those that are late.
+inline void release_one() {
+  Fiber*& drawn = machine.held[machine.random() % machine.held.size()];
+  machine.ready.push_back(drawn);
+  drawn = machine.held.back();
+  machine.held.pop_back();
 }
 
 // Run somebody else. Whoever is to come back is in some list.
@@ -121,6 +133,8 @@ inline void leave() {
   while (machine.ready.empty()) {
     if (machine.copies.any())
       machine.copies.step(machine.random());
+    else if (!machine.held.empty())
+      release_one();
     else
       idle_round();
   }
@@ -137,7 +151,7 @@ inline void park(const void* word) {
 // Let others run, now and then.
 inline void falter() {
   if (machine.random() % 8) return;
-  machine.ready.push_back(current);
+  make_ready(current);
   leave();
 }
 
@@ -191,8 +205,13 @@ inline void run_fiber() {
   leave();
 }
 
+// Threads of an SM that are late: [first, end).
+struct Late {
+  int sm = 0, first = 0, end = 0;
+};
+
 // Run all threads to their end. Null, or what went wrong.
-inline const char* run_threads(int sms, int threads, uint32_t seed, Copies copies, void (*entry)(int, int)) {
+inline const char* run_threads(int sms, int threads, uint32_t seed, Copies copies, void (*entry)(int, int), Late late = {}) {
   machine = {};
   machine.random.seed(seed);
   machine.copies = copies;
@@ -211,11 +230,12 @@ inline const char* run_threads(int sms, int threads, uint32_t seed, Copies copie
     Fiber& fiber = machine.fibers[n];
     fiber.sm = n / threads;
     fiber.thread = n % threads;
+    fiber.late = fiber.sm == late.sm && fiber.thread >= late.first && fiber.thread < late.end;
     getcontext(&fiber.context);
     fiber.context.uc_stack.ss_sp = stacks + n * STACK_BYTES;
     fiber.context.uc_stack.ss_size = STACK_BYTES;
     makecontext(&fiber.context, run_fiber, 0);
-    machine.ready.push_back(&fiber);
+    make_ready(&fiber);
   }
   machine.running = machine.fibers.size();
   volatile bool begun = false;

@@ -54,11 +54,12 @@ __device__ __forceinline__ void add_expert(Consumer& c, const isa::Descriptor& t
 }
 
 template <int K>
-__device__ __forceinline__ void expert_down_of(Consumer& c, const isa::Descriptor& task) {
+__device__ __forceinline__ void expert_down_of(Consumer& c, const isa::Descriptor& task, int count) {
   const Route& route = c.s.route;
   const uint8_t* hidden = buffer_at(c.p, task.input);
   constexpr size_t EXPERT_BYTES = static_cast<size_t>(K / isa::TILE_ROWS) * ROWS * 16;
-  const int count = route.count;
+  // For warps without a tile nobody waits: when the others' tiles are out, the router may list the next layer's experts.
+  if (TILE_GROUPS > 1 && c.group() >= task.tile_count) return c.ring.advance(Columns<K>::PAGES * task.tile_count * count);
   Part totals[OWN_TILES];
 #pragma unroll
   for (int n = 0; n < OWN_TILES; n++) totals[n] = {};
@@ -103,12 +104,13 @@ __device__ __forceinline__ void expert_down_of(Consumer& c, const isa::Descripto
 }
 
 template <int... WIDTHS>
-__device__ __forceinline__ void expert_down_any(Consumer& c, const isa::Descriptor& task, variant::Widths<WIDTHS...>) {
-  (void)((task.k == WIDTHS && (expert_down_of<WIDTHS>(c, task), true)) || ...);
+__device__ __forceinline__ void expert_down_any(Consumer& c, const isa::Descriptor& task, int count, variant::Widths<WIDTHS...>) {
+  (void)((task.k == WIDTHS && (expert_down_of<WIDTHS>(c, task, count), true)) || ...);
 }
 
 __device__ __forceinline__ void expert_down(Consumer& c, const isa::Descriptor& task) {
+  const int count = c.s.route.count;  // before all meet: later it may be the next layer's
   if (!begin_task(c, task)) return;
   if (task.flags & static_cast<int32_t>(isa::Flag::NORMALIZE)) normalize_weights(c);
-  expert_down_any(c, task, variant::ExpertDown{});
+  expert_down_any(c, task, count, variant::ExpertDown{});
 }

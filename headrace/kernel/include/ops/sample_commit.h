@@ -115,7 +115,10 @@ __device__ __forceinline__ void sample_commit(Consumer& c, const isa::Descriptor
   c.meet_all();
   if (c.thread < ROWS && c.s.next_token[c.thread] != ABSENT) move_on(c, c.thread, c.s.next_token[c.thread]);
   c.meet_all();
-  if (c.warp() == 0) cut_rows(c.s, c.lane());
+  if (c.warp() == 0) {
+    cut_rows(c.s, c.lane());
+    __syncwarp();  // thread 0 signals for all lanes
+  }
   if (c.thread == 0) {
     const bool any = find_first_new(rows);
     if (writer) tell_host(c, step);
@@ -124,8 +127,12 @@ __device__ __forceinline__ void sample_commit(Consumer& c, const isa::Descriptor
     ptx::global_before_bulk();
     claim_message(c.s, c.sequence);
     submit_message(c.s, c.p, c.sequence, nullptr, c.s.payload[0], 0, task.signal_counter, task.signal_amount);
-    if (!any || c.s.stop_seen || static_cast<int32_t>(step + 1) == c.p.steps) *static_cast<volatile int32_t*>(&c.s.ended) = 1;
+    if (!any || c.s.stop_seen || static_cast<int32_t>(step + 1) == c.p.steps) {
+      __threadfence_block();  // after the message: see next_message
+      *static_cast<volatile int32_t*>(&c.s.ended) = 1;
+    }
     c.s.epoch++;
+    ptx::barrier_arrive(&c.s.rows_moved, 1);
   }
   c.sequence++;
   c.meet_all();
