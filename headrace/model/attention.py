@@ -26,8 +26,11 @@ class AttentionPass(Protocol):
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """What q [..., tokens, heads, dim] takes from k and v [..., tokens, KV heads, dim] and from the past.
 
-        The result has q's shape.
+        The result has q's shape. k and v are written.
         """
+
+    def write(self, layer: int, k: Tensor, v: Tensor) -> None:
+        """Keep k and v for later passes, if there are any."""
 
 
 class Attention(nn.Module):
@@ -46,12 +49,18 @@ class Attention(nn.Module):
 
     def forward(self, h: Tensor, tokens: AttentionPass) -> Tensor:
         """h is [..., tokens, hidden], and so is the result."""
-        heads = (-1, self.head_dim)
-        q = self._turned(self.q(h).unflatten(-1, heads), tokens.rotation)
-        k = self._turned(self.k(h).unflatten(-1, heads), tokens.rotation)
-        v = self.v(h).unflatten(-1, heads)
+        q = self._turned(self.q(h).unflatten(-1, (-1, self.head_dim)), tokens.rotation)
+        k, v = self._keys_and_values(h, tokens.rotation)
         out: Tensor = self.o(tokens.attend(self.layer, q, k, v).flatten(-2))
         return out
+
+    def write(self, h: Tensor, tokens: AttentionPass) -> None:
+        """What `forward` does for later passes."""
+        tokens.write(self.layer, *self._keys_and_values(h, tokens.rotation))
+
+    def _keys_and_values(self, h: Tensor, by: Rotation) -> tuple[Tensor, Tensor]:
+        k, v = (made(h).unflatten(-1, (-1, self.head_dim)) for made in (self.k, self.v))
+        return self._turned(k, by), v
 
     def _turned(self, x: Tensor, by: Rotation) -> Tensor:
         if self.fused is not None and self.rope is Rope.INTERLEAVED and x.dim() == 3 and on_gpu(x):
@@ -88,3 +97,6 @@ class WholeSequences:
             q.transpose(1, 2), k, v, attn_mask=mask, is_causal=mask is None
         )
         return out.transpose(1, 2)
+
+    def write(self, layer: int, k: Tensor, v: Tensor) -> None:
+        """There are no later passes."""

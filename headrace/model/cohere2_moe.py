@@ -25,8 +25,11 @@ class ParallelBlock(Block):
         self.attention = Attention(config, layer)
         self.mlp = make_mlp(config.hidden_size, config.layers[layer].mlp)
 
-    def forward(self, x: Tensor, tokens: AttentionPass) -> Tensor:
+    def forward(self, x: Tensor, tokens: AttentionPass, *, ends: bool = False) -> Tensor:
         h = self.norm(x)
+        if ends:
+            self.attention.write(h, tokens)
+            return x
         attended, fed = self.attention(h, tokens), self.mlp(h)
         if self.fused is not None and on_gpu(x):
             return self.fused.add(x, attended, fed)

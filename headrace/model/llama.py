@@ -20,8 +20,12 @@ class SequentialBlock(Block):
         self.mlp_norm = make_norm(config)
         self.mlp = make_mlp(config.hidden_size, config.layers[layer].mlp)
 
-    def forward(self, x: Tensor, tokens: AttentionPass) -> Tensor:
-        x = x + self.attention(self.attention_norm(x), tokens)
+    def forward(self, x: Tensor, tokens: AttentionPass, *, ends: bool = False) -> Tensor:
+        h = self.attention_norm(x)
+        if ends:
+            self.attention.write(h, tokens)
+            return x
+        x = x + self.attention(h, tokens)
         out: Tensor = x + self.mlp(self.mlp_norm(x))
         return out
 

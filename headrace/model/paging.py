@@ -88,11 +88,8 @@ class PagedSpans:
         }
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        plan = self.plans[self.groups[layer]]
-        pages = self.cache.pages[layer]
-        if len(plan.begun):
-            pages[plan.begun] = 0
-        plan.writes.write(self.cache, layer, k, v)
+        self.write(layer, k, v)
+        plan, pages = self.plans[self.groups[layer]], self.cache.pages[layer]
         if plan.varlen is not None:
             return attend_varlen(q, k, v, pages, plan.varlen, self.cache.fused)
         out = torch.empty_like(q)
@@ -101,6 +98,12 @@ class PagedSpans:
         for chunk in plan.chunks:
             out[chunk.rows] = attend_chunk(q[chunk.rows], pages, chunk)
         return out
+
+    def write(self, layer: int, k: Tensor, v: Tensor) -> None:
+        plan = self.plans[self.groups[layer]]
+        if len(plan.begun):
+            self.cache.pages[layer][plan.begun] = 0
+        plan.writes.write(self.cache, layer, k, v)
 
 
 def has_flash(device: torch.device, dtype: torch.dtype) -> bool:

@@ -25,12 +25,15 @@ from headrace.model.rope import Rotation, frequencies, rotation
 
 
 class Block(nn.Module, abc.ABC):
-    """One layer of a transformer: x [..., tokens, hidden] in, the same shape out."""
+    """One layer of a transformer: x [..., tokens, hidden] in, the same shape out.
+
+    If `ends`, K and V are written for later passes, and nothing else is done: x comes back.
+    """
 
     fused: Fused | None = None
 
     @abc.abstractmethod
-    def forward(self, x: Tensor, tokens: AttentionPass) -> Tensor: ...
+    def forward(self, x: Tensor, tokens: AttentionPass, *, ends: bool = False) -> Tensor: ...
 
 
 class Model(nn.Module):
@@ -85,11 +88,12 @@ class Model(nn.Module):
     def fill(self, spans: Sequence[Span], cache: KVCache) -> Iterator[None]:
         """`forward` for the sake of what it writes into the cache, a layer for each item.
 
-        Other passes may run in between, over other sequences.
+        Nobody reads what the last layer makes of it, so that is left out. Other passes may run in between,
+        over other sequences.
         """
         x, paged = self._enter(spans, cache)
         for block in self.blocks:
-            x = block(x, paged)
+            x = block(x, paged, ends=block is self.blocks[-1])
             yield
 
     def logits(self, hidden: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from headrace.model import paging
 from headrace.model.batch import Span
 from headrace.model.config import DenseMLP, KVGroup, ModelConfig, MoEMLP
 from headrace.model.kv import NO_BLOCK, KVCache
-from headrace.model.presets import NORTH_MICRO_SHAPE, north_layers
+from headrace.model.presets import NORTH_MICRO_SHAPE, PRESETS, north_layers
 from headrace.model.synthetic import synthetic_model
 from headrace.model.transformer import Model
 from tests.model.reference import Paged, assert_ragged_batches, assert_same_logits
@@ -53,6 +53,28 @@ def test_any_chunking_equals_one_pass(model: Model, tokens: list[int], borders: 
     cuts = [0, *sorted(borders), LENGTH]
     parts = [end - start for start, end in pairwise(cuts)]
     assert_same_logits(Paged(model).sequence(tokens, parts), expected)
+
+
+@pytest.mark.parametrize("family", ["north", "llama"])
+def test_filling_writes_what_a_whole_pass_writes(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Layer by layer; of the last one no more than its K and V are computed."""
+    llama = replace(PRESETS["smollm2-135m"], vocab_size=150)
+    made = synthetic_model(
+        small_north() if family == "north" else replace(llama, layers=llama.layers[:3]), seed=3
+    )
+    tables = {group: [3, 1, 4, 2] for group in KVGroup}
+    spans = [Span(list(range(100)), 0, tables), Span(list(range(50, 100)), 100, tables)]
+    whole, filled = (KVCache(made.config, dict.fromkeys(KVGroup, 5), dtype=torch.float32) for _ in range(2))
+    for span in spans:
+        made([span], whole)
+    last = made.blocks[-1]
+    for name in ("mlp", "attention.q", "attention.o"):
+        monkeypatch.setattr(last.get_submodule(name), "forward", None)
+    for span in spans:
+        assert len(list(made.fill([span], filled))) == made.config.num_layers
+    for ours, right in zip(filled.pages, whole.pages, strict=True):
+        assert torch.equal(ours, right)
+        assert right.any()
 
 
 def test_decoding_equals_recomputation(model: Model, tokens: list[int]) -> None:
