@@ -48,6 +48,7 @@ def main() -> None:
     parser.add_argument("--flash", action="store_true", help="without cuDNN's attention")
     parser.add_argument("--level", action="store_true", help="no priority over the unpacking of weights")
     parser.add_argument("--unpack-blocks", type=int, help="few leave multiprocessors to the pass")
+    parser.add_argument("--unpack-threads", type=int, default=Passes.unpack_threads, help="of each block")
     parser.add_argument("--kept", type=int, default=0, help="layers whose weights stay unpacked, too")
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--parts", action="store_true")
@@ -56,7 +57,7 @@ def main() -> None:
     config = replace(config, layers=config.layers[: options.layers])
     if options.flash:
         tiled.LEAST = sys.maxsize
-    Passes.unpack_blocks = options.unpack_blocks
+    Passes.unpack_blocks, Passes.unpack_threads = options.unpack_blocks, options.unpack_threads
     begun = time.monotonic()
     weights = pack_synthetic(config, device="cuda", dtype=torch.bfloat16)
     torch.cuda.synchronize()

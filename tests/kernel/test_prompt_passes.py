@@ -43,6 +43,8 @@ static float __fmul_rn(float a, float b) { return a * b; }
 static float __fadd_rn(float a, float b) { return a + b; }
 static float __fsub_rn(float a, float b) { return a - b; }
 static float __fdiv_rn(float a, float b) { return a / b; }
+static float4 __ldcs(const float4* from) { return *from; }
+static void __stcs(float4* to, float4 value) { *to = value; }
 static float __fdividef(float a, float b) { return a / b; }
 static void __syncthreads() {}
 #include "passes.cu"
@@ -220,8 +222,8 @@ class Bench:
         )
         packed = pack_model(model, device=self.device, dtype=torch.bfloat16)
         packed.fused = self.passes
-        for blocks in (None, 1):
-            self.passes.unpack_blocks = blocks
+        for blocks, threads in ((None, 256), (1, 256), (3, 1024)):
+            self.passes.unpack_blocks, self.passes.unpack_threads = blocks, threads
             for name in ("gate_up", "down"):
                 name = f"blocks.2.mlp.experts.{name}"
                 right = model.get_parameter(name).to(self.device)

@@ -273,23 +273,24 @@ extern "C" __global__ void spread(const Eight* x, const int* places, Eight* rows
 }
 
 // A packed matrix, tiles of 8 rows by columns of 32 in turn (headrace/step/layout.py), to out [matrices, rows,
-// columns], both of Eight. paired: a tile's rows are in turn of the upper and of the lower half. A thread takes
+// columns], both of 16 bytes. paired: a tile's rows are in turn of the upper and of the lower half. A thread takes
 // eight columns of a tile's rows at a time, count such in all: so a warp reads 4 KB that lie together and writes
 // 512 bytes to each of the rows. Any number of blocks does: few leave the other multiprocessors to what runs beside.
-extern "C" __global__ void unpack(const Eight* stored, Eight* out, unsigned count, unsigned columns, unsigned rows,
-                                  int paired) {
+// Loads and stores stream past the L2 cache: a layer's weights do not fit in it, and what runs beside wants it.
+extern "C" __global__ void unpack(const float4* stored, float4* out, unsigned count, unsigned columns,
+                                  unsigned rows, int paired) {
   const unsigned eighths = columns / 8, tiles = rows / 8;
   for (unsigned i = blockIdx.x * blockDim.x + threadIdx.x; i < count; i += gridDim.x * blockDim.x) {
     const unsigned tile = i / eighths, eighth = i % eighths, t = tile % tiles;
-    const Eight* from = stored + static_cast<long long>(tile) * columns + eighth / 4 * 32 + eighth % 4;
-    Eight* to = out + static_cast<long long>(tile / tiles) * rows * eighths + eighth;
-    Eight held[8];
+    const float4* from = stored + static_cast<long long>(tile) * columns + eighth / 4 * 32 + eighth % 4;
+    float4* to = out + static_cast<long long>(tile / tiles) * rows * eighths + eighth;
+    float4 held[8];
 #pragma unroll
-    for (unsigned r = 0; r < 8; ++r) held[r] = from[4 * r];
+    for (unsigned r = 0; r < 8; ++r) held[r] = __ldcs(from + 4 * r);
 #pragma unroll
     for (unsigned r = 0; r < 8; ++r) {
       const unsigned row = paired ? 4 * t + r / 2 + r % 2 * (rows / 2) : 8 * t + r;
-      to[row * eighths] = held[r];
+      __stcs(to + row * eighths, held[r]);
     }
   }
 }

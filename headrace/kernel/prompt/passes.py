@@ -49,10 +49,11 @@ def available(device: torch.device) -> bool:
 class Passes:
     """`headrace.model.fused.Fused` on the current GPU. All tensors are contiguous.
 
-    `unpack` runs in `unpack_blocks` blocks: in many that end soon, if it is None.
+    `unpack` runs in `unpack_blocks` blocks of `unpack_threads`: in many that end soon, if it is None.
     """
 
     unpack_blocks: int | None = None
+    unpack_threads = THREADS
 
     def __init__(self) -> None:
         self._module = Module(build_source(SOURCE.read_text(), {}).cubin)
@@ -150,8 +151,9 @@ class Passes:
         count = out.numel() // 64
         if count >= 2**31 or stored.numel() != out.numel():
             raise ValueError(f"{stored.numel()} numbers cannot be unpacked to {tuple(out.shape)}")
-        grid = (self.unpack_blocks or _blocks(count), 1)
-        self._launch("unpack", grid, THREADS, stored, out, count, columns, rows, int(paired))
+        threads = self.unpack_threads
+        grid = (self.unpack_blocks or -(-count // threads), 1)
+        self._launch("unpack", grid, threads, stored, out, count, columns, rows, int(paired))
 
     def _launch(
         self,
