@@ -178,3 +178,35 @@ def test_prompts_that_go_ahead_on_a_gpu_write_the_same() -> None:
     for other in caches[1:]:
         assert all(torch.equal(*pages) for pages in zip(caches[0], other, strict=True))
     assert all(pages.isfinite().all() for pages in caches[0])
+
+
+@pytest.mark.gpu
+def test_fused_steps_on_a_gpu_leave_what_plain_ones_leave() -> None:
+    """At North's widths and over two chunks of a long prompt; sums differ in their last bits."""
+    shape = preset("north-mini-code")
+    config = replace(shape, layers=shape.layers[:6])
+    weights = pack_synthetic(config, device="cuda", dtype=torch.bfloat16)
+    count, chunk = 12288, 8192
+    tables = {group: list(range(blocks_for(count))) for group in KVGroup}
+    tokens = [token * 7 % 1000 for token in range(count)]
+    caches = []
+    for fused in (True, False):
+        cache = KVCache(
+            config, dict.fromkeys(KVGroup, blocks_for(count)), dtype=torch.bfloat16, device="cuda"
+        )
+        weights.fused = None
+        model = packed_model(weights)
+        assert not fused or fuse(model, cache, weights)
+        backend = TorchBackend(model, cache, max_rows=1)
+        for start in range(0, count, chunk):
+            backend.prefill([Span(tokens[start : start + chunk], start, tables)])
+        caches.append(cache.pages)
+    assert torch.equal(caches[0][0], caches[1][0])
+    for ours, right in zip(*caches, strict=True):
+        assert error_of(ours, right) < 0.05
+        assert error_of(ours.roll(1, 0), right) > 0.3  # were they other blocks
+
+
+def error_of(ours: torch.Tensor, right: torch.Tensor) -> float:
+    """Of all numbers together, relative."""
+    return float((ours.float() - right.float()).norm() / right.float().norm())
