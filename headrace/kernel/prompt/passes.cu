@@ -216,7 +216,7 @@ extern "C" __global__ void choose(const float* logits, long long* ids, float* we
   }
 }
 
-// The slots of a block's, [SLOTS], as words in shared memory; what is beyond the last is nobody's.
+// A block's slots, [SLOTS], as words in shared memory; what is beyond the last is nobody's.
 constexpr int SLOTS = 256;
 __device__ int4* block_slots(const long long* ids, Eight* tile, int slots) {
   int* own = reinterpret_cast<int*>(tile);
