@@ -7,6 +7,7 @@ nothing new (EXPERT_UP) fills the wait for attention's partial results.
 from __future__ import annotations
 
 from functools import lru_cache
+from math import gcd
 
 import numpy as np
 
@@ -16,6 +17,7 @@ from headrace.step.balance import Ints, divide, evenly
 from headrace.step.builder import Builder, Ranges, Wait, tile_bytes
 from headrace.step.division import attention_items, chunks_of, share_of
 from headrace.step.isa import ELEMENT_BYTES, Buffer, Flag, Opcode, Pairing
+from headrace.step.machine import MERGED_TILES
 from headrace.step.weights import Kind, WeightMap
 
 NOMINAL_CONTEXT = 8192  # the row lengths that attention's shares are levelled out for
@@ -219,10 +221,12 @@ class BlockPlanner:
 
     def _merge(self, layer: int, partials: Wait) -> Wait:
         tiles = self.sizes.attention_tiles
+        # An SM with tiles of two heads would go through all rows twice.
+        together = gcd(MERGED_TILES, self.sizes.head_tiles)
         merged = Wait(self.builder.counter(f"merge[{layer}]"), tiles)
         self.builder.tiled(
             Opcode.ATTENTION_MERGE,
-            Ranges.of(evenly(tiles, self.sizes.sms)),
+            Ranges.of(evenly(tiles // together, self.sizes.sms) * together),
             layer=layer,
             window=self.config.layers[layer].window or 0,
             input=Buffer.PARTIALS,

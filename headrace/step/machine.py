@@ -15,6 +15,7 @@ CONSUMER_REGISTERS = 224  # a thread; setmaxnreg takes multiples of 8
 OTHER_REGISTERS = 56  # a thread of the third group: loader, publisher
 WORKING_REGISTERS = 88  # of CONSUMER_REGISTERS: accumulators, a page's fragments, addresses
 STAGING_BYTES = 24 * 1024  # results on their way out, sums across warps, small tables
+MERGED_TILES = 4  # of one head, that ATTENTION_MERGE has at a time
 TASK_SLOTS = 16  # descriptors that the loader may be ahead of the consumers
 
 

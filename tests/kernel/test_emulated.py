@@ -152,6 +152,25 @@ def test_chunks_of_more_pages_than_the_ring_has(
     assert worst(errors) <= BOUND, errors
 
 
+# Only rows of more than half of all chunks show it.
+LATE_CHUNKS_LOST: Spoilt = (
+    "ops/attention_merge.h",
+    "if (lane + n * isa::WARP >= chunks) continue",
+    "if (n || lane >= chunks) continue",
+)
+
+
+@pytest.mark.parametrize(("length", "rows"), [(2100, 1), (4300, 2), (8190, 2)])
+def test_rows_of_many_chunks(libraries: Libraries, length: int, rows: int) -> None:
+    """17, 34 and all 64 of them, in the layers without a window."""
+    errors = step_errors(libraries.bench([length], rows))
+    assert worst(errors) <= BOUND, errors
+
+
+def test_chunks_that_are_not_merged_are_seen(libraries: Libraries) -> None:
+    assert worst(step_errors(libraries.bench([8190], 2, spoilt=LATE_CHUNKS_LOST))) > BOUND
+
+
 @pytest.mark.parametrize(
     "spoilt", [None, BREAKS["a signal goes out before its data"]], ids=["right", "broken"]
 )

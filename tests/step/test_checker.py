@@ -62,9 +62,6 @@ REDUNDANT = {
     (Opcode.EXPERT_DOWN, "LOADER"),
     (Opcode.FFN_UP, "WAIT"),
     (Opcode.SAMPLE_PICK, "SECOND"),
-    # EXPERT_UP goes before ATTENTION_MERGE, for which O_PROJ waited, on every SM with tiles of the latter.
-    (Opcode.EXPERT_DOWN, "WAIT"),
-    (Opcode.FFN_DOWN, "WAIT"),
 }
 
 

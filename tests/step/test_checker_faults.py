@@ -127,7 +127,7 @@ ONE_FAULT = {
         shift(Opcode.ATTENTION_MERGE, 2, Field.TILE_COUNT, -1),
         Check.COVERAGE,
         Opcode.ATTENTION_MERGE,
-        "nobody makes tile 2 of 16",
+        "nobody makes tile 3 of 16",
     ),
     "a tile that is made twice": (
         shift(Opcode.O_PROJ, 2, Field.TILE_COUNT, 1),
@@ -292,7 +292,7 @@ ONE_FAULT = {
         swap(Opcode.ATTENTION_MERGE, Opcode.O_PROJ, 2),
         Check.CYCLE,
         Opcode.O_PROJ,
-        r"merge\[2\], which has 13 of 16",
+        r"merge\[2\], which has 12 of 16",
     ),
     "a loader that waits for the end of its own step": (
         assign(Opcode.ATTENTION, 0, one=False, loader_lag=0),

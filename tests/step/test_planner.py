@@ -65,6 +65,15 @@ def test_no_sm_has_more_than_its_share_before_a_hop() -> None:
         assert (words[:, :, Field.TILE_COUNT] * chosen).sum(axis=1).max() == 5
 
 
+def test_no_merger_has_tiles_of_two_heads() -> None:
+    """512 tiles, 16 a head, in 128 fours: with tiles of two heads an SM would go through all rows twice."""
+    words = NORTH.descriptors
+    merges = words[words[:, :, Field.OPCODE] == Opcode.ATTENTION_MERGE]
+    assert len(merges) == 49 * 128
+    assert (merges[:, Field.TILE_COUNT] == 4).all()
+    assert (merges[:, Field.FIRST_TILE] % 4 == 0).all()
+
+
 def test_shares_move_from_sm_to_sm() -> None:
     """132 does not divide the tiles of 8 experts; the SMs that get one less are not always the same."""
     words = NORTH.descriptors

@@ -28,6 +28,7 @@ constexpr int32_t CONSUMER_GROUPS = 2;
 constexpr int32_t CONSUMER_REGISTERS = 224;
 constexpr int32_t OTHER_REGISTERS = 56;
 constexpr int32_t STAGING_BYTES = 24576;
+constexpr int32_t MERGED_TILES = 4;
 constexpr int32_t TASK_SLOTS = 16;
 
 // Field 0 of a descriptor. END fills up the lists to one length and ends a step.

@@ -119,6 +119,13 @@ __device__ __forceinline__ uint4 load_shared_data(const void* from) {
   return v;
 }
 
+// The same into shared memory, or zeros if it is not `there`: under way until this thread calls copies_done.
+__device__ __forceinline__ void copy_shared_data(uint32_t to_shared, const void* from, bool there) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to_shared), "l"(from), "r"(there ? 16 : 0) : "memory");
+}
+
+__device__ __forceinline__ void copies_done() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+
 __device__ __forceinline__ float load_shared_float(const float* from) {
   float value;
   asm volatile("ld.relaxed.gpu.global.f32 %0, [%1];" : "=f"(value) : "l"(from) : "memory");

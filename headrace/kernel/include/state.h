@@ -37,7 +37,6 @@ constexpr int MAX_ACTIVE = sizes::TOP_K > 0 ? (EXPERTS < ROWS * sizes::TOP_K ? E
 constexpr bool INPUT_STAYS = ROWS <= 4 && sizes::HIDDEN * ROWS * 2 <= 16384;  // norm(X) has a place of its own
 constexpr int MESSAGES = 16;
 constexpr int PAYLOAD = ROWS * isa::TILE_ROWS * 4;  // bytes of a tile of float32, or of a share's statistics
-constexpr int MERGED_TILES = 4;                     // that the merger makes at a time
 constexpr int RECORDS = 2;                          // attention records on their way out
 constexpr int CANDIDATE_BYTES = sizeof(isa::Candidate);
 constexpr int BINS_BYTES = isa::DIGIT_BINS * 8;
@@ -130,9 +129,10 @@ struct Shared {
   alignas(128) uint8_t ring[RING][isa::PAGE_BYTES_MAX];
   alignas(16) uint8_t payload[MESSAGES][PAYLOAD];
   // Results of an item of attention, by the parity of the message; in SAMPLE_SELECT a histogram, in SAMPLE_PICK the
-  // candidates of all rows.
+  // candidates of all rows. ATTENTION_MERGE has a row's partial results there: all records have left when it begins, and
+  // the consumers come to what is next of these only after its signal.
   alignas(16) uint8_t record[RECORD_BYTES];
-  alignas(16) uint8_t merged[MERGED_TILES][ROWS * 16];  // ATTENTION_MERGE: on their way out
+  float2 chunk_weights[isa::MAX_CHUNKS];  // ATTENTION_MERGE: weights, and weighted sums, of a row's chunks
   // Partial sums across the warps of a tile: [buffer][warp][eight rows by eight outputs, at most twice two][64].
   // ATTENTION keeps the weights of a round there: [group][warp][lane].
   alignas(16) float sums[2][CONSUMER_WARPS][WIDE ? 4 : 2][64];

@@ -63,6 +63,11 @@ inline uint32_t load_relaxed(const uint32_t* from) { return polled(from); }
 inline uint32_t load_acquire(const uint32_t* from) { return polled(from); }
 inline void fetch(const void*) {}
 inline uint4 load_shared_data(const void* from) { return aligned<uint4>(from); }
+inline void copy_shared_data(uint32_t to_shared, const void* from, bool there) {
+  std::memset(at_address<uint8_t>(to_shared), there ? 0xff : 0, 16);  // nobody may rely on what was there
+  if (there) begin_copy(at_address<uint8_t>(to_shared), from, 16, nullptr);
+}
+inline void copies_done() { stores_done(); }
 inline float load_shared_float(const float* from) { return aligned<float>(from); }
 inline uint64_t load_shared_word(const uint64_t* from) { return aligned<uint64_t>(from); }
 inline void add_relaxed(uint32_t* to, uint32_t amount) {

@@ -1,106 +1,171 @@
 // ATTENTION_MERGE: the partial results of a row's chunks become its attention output.
 //
-// The merger's warp does it, while the consumers are at the experts: nothing here is on their way. It takes four tiles
-// of a row at once: eight lanes have four elements each, and four such groups of lanes, the shares, take the row's chunks
-// in turn. A share adds its chunks in order; then (0 + 1) + (2 + 3). So a row's sum depends on its chunks alone.
+// The merger's warp does it, while the consumers are at the experts: nothing here is on their way. Its time goes to
+// loads, so it asks for all of a row at once: the chunks' maxima and sums, from which their weights are found, and
+// their outputs, which are copied to where ATTENTION's records were.
+//
+// It takes four tiles at once: eight lanes have four elements each, and four such groups of lanes, the shares, take the
+// row's chunks in turn. A share adds its chunks in order; then (0 + 1) + (2 + 3). So a row's sum depends on its chunks
+// alone.
 #pragma once
 
 #include "items.h"
+#include "selection.h"
 #include "wait.h"
 
-// Sums that are scaled by exp(-maximum).
-struct Merged {
-  float maximum, total;
-  float4 output;
-};
+struct Merger {
+  static constexpr int SHARES = 4, SHARE_LANES = isa::WARP / SHARES;
+  static constexpr int TOGETHER = 4, ROUND = SHARES * TOGETHER;  // chunks without a branch: of a share, of all
+  static constexpr int NEXT = SHARES * sizes::PARTIAL_FLOATS;    // from a share's record to its next
+  static_assert(isa::MAX_CHUNKS == 2 * isa::WARP && isa::MAX_CHUNKS % ROUND == 0);
+  static_assert(isa::MERGED_TILES * isa::TILE_ROWS == SHARE_LANES * 4);
 
-// Both put on the larger of their maxima.
-__device__ __forceinline__ Merged joined(const Merged& a, const Merged& b) {
-  const float maximum = fmaxf(a.maximum, b.maximum);
-  const float base = maximum == -ptx::infinity() ? 0.0f : maximum;
-  const float x = expf(a.maximum - base), y = expf(b.maximum - base);
-  return {maximum, a.total * x + b.total * y,
-          make_float4(a.output.x * x + b.output.x * y, a.output.y * x + b.output.y * y, a.output.z * x + b.output.z * y,
-                      a.output.w * x + b.output.w * y)};
-}
+  // How many chunks' outputs there is room for at a time: of all, where heads are as wide as North's.
+  static constexpr int FIT = RECORD_BYTES / (SHARE_LANES * 16) / ROUND * ROUND;
+  static constexpr int ROOM = FIT < isa::MAX_CHUNKS ? FIT : isa::MAX_CHUNKS;
+  static_assert(ROOM >= ROUND);
 
-// A share's chunks. `record` is the first one's of a row and KV head, `member` the query head among those of the KV head.
-__device__ __forceinline__ Merged merged_share(const float* record, int member, int dim, int chunks) {
-  constexpr int NEXT = 4 * sizes::PARTIAL_FLOATS;  // of this share
-  Merged merged{-ptx::infinity(), 0, make_float4(0, 0, 0, 0)};
+  struct Sums {
+    float total, output[4];
+  };
+
+  Shared& s;
+  int lane;
+
+  __device__ __forceinline__ int share() const { return lane / SHARE_LANES; }
+
+  // Where this lane's elements of its share's first chunk are. Nobody else reads or writes them.
+  __device__ __forceinline__ uint4* own_outputs() const { return reinterpret_cast<uint4*>(s.record) + lane; }
+
+  // Ask for this lane's elements of its share's chunks: `from` is the first one's. What fills up the last round is 0.
+  // Gives a number that is known when all are asked for.
+  __device__ __forceinline__ uint32_t fetch(const float* from, int chunks) const {
+    uint32_t to = ptx::shared_address(own_outputs());
 #pragma unroll 1
-  for (; chunks > 0; chunks -= 8, record += 2 * NEXT) {
-    Merged part[2];  // side by side, so that their loads overlap
+    do {
+#pragma unroll
+      for (int n = 0; n < TOGETHER; n++)
+        ptx::copy_shared_data(to + n * isa::WARP * 16, from + n * NEXT, n * SHARES + share() < chunks);
+      from += TOGETHER * NEXT, to += TOGETHER * isa::WARP * 16;
+      chunks -= ROUND;
+    } while (chunks > 0);
+    return to;
+  }
+
+  // The chunks' weights, and their weighted sums, from the maxima and sums of chunks `lane` and `lane + 32`.
+  __device__ __forceinline__ void weigh(const float (&maximum)[2], const float (&sum)[2]) const {
+    const float largest = score_of(__reduce_max_sync(~0u, key_of(fmaxf(maximum[0], maximum[1]))));
 #pragma unroll
     for (int n = 0; n < 2; n++) {
-      part[n] = {-ptx::infinity(), 0, make_float4(0, 0, 0, 0)};
-      if (chunks <= 4 * n) continue;
-      const uint4 words = ptx::load_shared_data(record + n * NEXT + member * HEAD_DIM + dim);
-      part[n] = {ptx::load_shared_float(record + n * NEXT + GROUP * HEAD_DIM + member),
-                 ptx::load_shared_float(record + n * NEXT + GROUP * (HEAD_DIM + 1) + member),
-                 make_float4(__uint_as_float(words.x), __uint_as_float(words.y), __uint_as_float(words.z), __uint_as_float(words.w))};
+      const float weight = expf(maximum[n] - largest);
+      s.chunk_weights[lane + n * isa::WARP] = make_float2(weight, weight * sum[n]);
     }
-#pragma unroll
-    for (int n = 0; n < 2; n++) merged = joined(merged, part[n]);
   }
-  return merged;
-}
 
-__device__ __forceinline__ Merged from_lane(const Merged& a, int distance) {
-  return {__shfl_xor_sync(~0u, a.maximum, distance), __shfl_xor_sync(~0u, a.total, distance),
-          make_float4(__shfl_xor_sync(~0u, a.output.x, distance), __shfl_xor_sync(~0u, a.output.y, distance),
-                      __shfl_xor_sync(~0u, a.output.z, distance), __shfl_xor_sync(~0u, a.output.w, distance))};
-}
-
-// Tiles [first, first + count) of a row, into Shared::merged.
-__device__ __forceinline__ void merge_row(Shared& s, const Params& p, int row, int chunks, int first, int count, int lane) {
-  const int index = min((lane & 7) / 2, count - 1), tile = first + index, half = lane & 1, share = lane >> 3;
-  const int head = tile / HEAD_TILES, dim = tile % HEAD_TILES * 8 + half * 4;
-  uint32_t record = ((row * sizes::KV_HEADS + head / GROUP) * isa::MAX_CHUNKS + share) * PARTIAL_BYTES;
-  ptx::forget(record);  // or the address is kept all the time, and registers are few
-  const uint8_t* partials = buffer_at(p, static_cast<int32_t>(isa::Buffer::PARTIALS));
-  Merged merged = merged_share(reinterpret_cast<const float*>(partials + record), head % GROUP, dim, chunks - share);
-  // All lanes join in the same order: the lower share first.
+  // Add the outputs of this lane's share, weighted, of `chunks` chunks from the first on that has been fetched.
+  __device__ __forceinline__ void add(Sums& sums, int first, int chunks) const {
+    const uint4* output = own_outputs();
+    const float2* weights = s.chunk_weights + first + share();
+#pragma unroll 1
+    do {
 #pragma unroll
-  for (int distance = 8; distance <= 16; distance *= 2) {
-    const Merged other = from_lane(merged, distance);
-    merged = lane & distance ? joined(other, merged) : joined(merged, other);
+      for (int n = 0; n < TOGETHER; n++) {
+        const uint4 part = output[n * isa::WARP];
+        const float2 weight = weights[n * SHARES];
+        sums.total += weight.y;
+        sums.output[0] += weight.x * __uint_as_float(part.x);
+        sums.output[1] += weight.x * __uint_as_float(part.y);
+        sums.output[2] += weight.x * __uint_as_float(part.z);
+        sums.output[3] += weight.x * __uint_as_float(part.w);
+      }
+      output += TOGETHER * isa::WARP, weights += TOGETHER * SHARES;
+      chunks -= ROUND;
+    } while (chunks > 0);
   }
-  if (share || (lane & 7) / 2 >= count) return;
-  const float scale = 1.0f / merged.total;
-  reinterpret_cast<uint2*>(s.merged[index] + row * 16)[half] =
-      make_uint2(ptx::pack(merged.output.x * scale, merged.output.y * scale), ptx::pack(merged.output.z * scale, merged.output.w * scale));
+
+  // What all shares come to.
+  __device__ __forceinline__ uint2 added_up(Sums sums) const {
+#pragma unroll
+    for (int distance = SHARE_LANES; distance < isa::WARP; distance *= 2) {
+      sums.total += __shfl_xor_sync(~0u, sums.total, distance);
+#pragma unroll
+      for (int n = 0; n < 4; n++) sums.output[n] += __shfl_xor_sync(~0u, sums.output[n], distance);
+    }
+    const float scale = 1.0f / sums.total;
+    return make_uint2(ptx::pack(sums.output[0] * scale, sums.output[1] * scale),
+                      ptx::pack(sums.output[2] * scale, sums.output[3] * scale));
+  }
+
+  // Four elements of a row, from `dim` of a query head on. `records` are the row's, of the head's KV head; `member` is
+  // the head's place among that one's.
+  __device__ __forceinline__ uint2 merged(const float* records, int member, int dim, int chunks) const {
+    float maximum[2], sum[2];
+    const float* own = records + lane * sizes::PARTIAL_FLOATS + GROUP * HEAD_DIM + member;
+#pragma unroll
+    for (int n = 0; n < 2; n++, own += isa::WARP * sizes::PARTIAL_FLOATS) {
+      maximum[n] = -ptx::infinity(), sum[n] = 0;
+      if (lane + n * isa::WARP >= chunks) continue;
+      maximum[n] = ptx::load_shared_float(own);
+      sum[n] = ptx::load_shared_float(own + GROUP);
+    }
+    const float* from = records + share() * sizes::PARTIAL_FLOATS + member * HEAD_DIM + dim;
+    Sums sums{};
+#pragma unroll 1
+    for (int first = 0; first < chunks; first += ROOM, from += ROOM * sizes::PARTIAL_FLOATS) {
+      const int some = ROOM < isa::MAX_CHUNKS ? min(chunks - first, ROOM) : chunks;
+      const uint32_t asked = fetch(from, some);
+      if (first == 0) {
+        // Or the assembler waits for the maxima first.
+        maximum[0] = __uint_as_float(ptx::after(asked, __float_as_uint(maximum[0])));
+        weigh(maximum, sum);
+      }
+      ptx::copies_done();
+      __syncwarp();
+      add(sums, first, some);
+      if (ROOM == isa::MAX_CHUNKS) break;
+    }
+    __syncwarp();  // the weights may be written anew
+    return added_up(sums);
+  }
+};
+
+// Tiles [first, first + count) of all rows; they are of one head.
+__device__ __forceinline__ void merge_tiles(Shared& s, const Params& p, const ChunkTable& table, int first, int count,
+                                            int lane) {
+  const int index = lane % Merger::SHARE_LANES / 2, half = lane & 1, tile = first + min(index, count - 1);
+  const int head = first / HEAD_TILES, dim = tile % HEAD_TILES * isa::TILE_ROWS + half * 4;
+  const uint8_t* records =
+      buffer_at(p, static_cast<int32_t>(isa::Buffer::PARTIALS)) + head / GROUP * isa::MAX_CHUNKS * PARTIAL_BYTES;
+  uint8_t* to = buffer_at(p, static_cast<int32_t>(isa::Buffer::ATTENTION_OUT)) + tile * ROWS * 16 + half * 8;
+#pragma unroll 1
+  for (int row = 0; row < ROWS; row++) {
+    const int chunks = table.rows[row].count;
+    uint2 output = make_uint2(0, 0);
+    if (chunks) output = Merger{s, lane}.merged(reinterpret_cast<const float*>(records), head % GROUP, dim, chunks);
+    if (lane < 2 * count) *reinterpret_cast<uint2*>(to) = output;
+    records += sizes::KV_HEADS * isa::MAX_CHUNKS * PARTIAL_BYTES, to += 16;
+  }
 }
 
 __device__ __forceinline__ void attention_merge(Shared& s, const Params& p, const int32_t* words, int lane) {
-  auto word = [&](isa::Field field) { return __ldg(words + static_cast<int>(field)); };
-  const int first_tile = word(isa::Field::FIRST_TILE), tiles = word(isa::Field::TILE_COUNT);
+  const int32_t own = __ldg(words + lane);
+  auto word = [&](isa::Field field) { return __shfl_sync(~0u, own, static_cast<int>(field)); };
+  static_assert(isa::WORDS == isa::WARP);
   const ChunkTable& table = table_for(s, word(isa::Field::WINDOW));
+  int first = word(isa::Field::FIRST_TILE);
+  const int end = first + word(isa::Field::TILE_COUNT);
 #pragma unroll 1
-  for (int done = 0; done < tiles; done += MERGED_TILES) {
-    const int count = min(MERGED_TILES, tiles - done);
-#pragma unroll 1
-    for (int row = 0; row < ROWS; row++) {
-      const int chunks = table.rows[row].count;
-      if (chunks)
-        merge_row(s, p, row, chunks, first_tile + done, count, lane);
-      else if (lane < count)
-        reinterpret_cast<uint4*>(s.merged[lane])[row] = make_uint4(0, 0, 0, 0);
-    }
-    ptx::shared_before_bulk();
-    __syncwarp();
-    if (lane == 0) {
-      uint8_t* to = buffer_at(p, static_cast<int32_t>(isa::Buffer::ATTENTION_OUT));
-      ptx::bulk_store(to + static_cast<size_t>(first_tile + done) * ROWS * 16, ptx::shared_address(s.merged), count * ROWS * 16);
-      ptx::bulk_stores_done();
-    }
-    __syncwarp();
+  while (first < end) {
+    const int count = min(min(isa::MERGED_TILES, end - first), HEAD_TILES - first % HEAD_TILES);
+    merge_tiles(s, p, table, first, count, lane);
+    first += count;
   }
-  if (lane) return;
+  // The records are read before later bulk stores change them; what all lanes have written goes out with the signal.
+  ptx::global_before_bulk();
+  __syncwarp();
   uint32_t* counter = counter_at(p, word(isa::Field::SIGNAL_COUNTER));
   const uint32_t amount = word(isa::Field::SIGNAL_AMOUNT);
-  ptx::global_before_bulk();
-  ptx::add_release(counter, amount);
+  if (lane == 0) ptx::add_release(counter, amount);
 }
 
 // The merger's whole life; one warp.
