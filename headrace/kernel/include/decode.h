@@ -96,12 +96,14 @@ __device__ __forceinline__ void begin(Shared& s, const Params& p) {
       s.rows.made[row] = 0;
       s.rows.flags[row] = input.flags;
     }
-    find_first_new(s.rows);
   }
   for (int layer = threadIdx.x; layer < sizes::LAYERS; layer += THREADS) s.kv_pages[layer] = p.kv_pages[layer];
   for (int n = threadIdx.x; n < HEAD_DIM / 2; n += THREADS) s.frequencies[n] = p.frequencies[n];
   __syncthreads();
-  if (threadIdx.x < isa::WARP) cut_rows(s, threadIdx.x);
+  if (threadIdx.x < isa::WARP) {
+    if (threadIdx.x < ROWS) s.rows.first_new[threadIdx.x] = first_new_of(s.rows, threadIdx.x);
+    cut_rows(s, threadIdx.x);
+  }
   __syncthreads();
 }
 

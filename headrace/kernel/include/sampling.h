@@ -20,6 +20,11 @@ __device__ __forceinline__ Own own_tokens(const isa::Descriptor& task) {
 
 // ---- rows ----
 
+// The active rows, one bit each. For whole warps, as what follows.
+__device__ __forceinline__ uint32_t active_rows(const Consumer& c) {
+  return __ballot_sync(~0u, c.lane() < ROWS && c.s.rows.active[c.lane()]);
+}
+
 // The active rows with a flag, one bit each. For whole warps; every SM finds the same.
 __device__ __forceinline__ uint32_t rows_with(const Consumer& c, int32_t flag) {
   const int row = c.lane();

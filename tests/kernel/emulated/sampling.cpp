@@ -71,7 +71,7 @@ static void begin(Shared& s) {
     s.rows.made[row] = 0;
     s.rows.flags[row] = input.flags;
   }
-  find_first_new(s.rows);
+  for (int row = 0; row < ROWS; row++) s.rows.first_new[row] = first_new_of(s.rows, row);
 }
 
 // Null, or what went wrong. `seed` is for the order in which threads take turns.

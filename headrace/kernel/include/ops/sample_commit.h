@@ -47,19 +47,13 @@ __device__ __forceinline__ void move_on(Consumer& c, int row, int token) {
   if (over) rows.active[row] = 0;
 }
 
-// The lowest position that a step writes in each row's slot; one thread. Gives whether any row is active.
-__device__ __forceinline__ bool find_first_new(RowState& rows) {
-  bool any = false;
+// The lowest position that a step writes in a row's slot.
+__device__ __forceinline__ int first_new_of(const RowState& rows, int row) {
+  int lowest = rows.position[row];
 #pragma unroll 1
-  for (int row = 0; row < ROWS; row++) {
-    int lowest = rows.position[row];
-#pragma unroll 1
-    for (int other = 0; other < ROWS; other++)
-      if (rows.active[other] && rows.slot[other] == rows.slot[row]) lowest = min(lowest, rows.position[other]);
-    rows.first_new[row] = lowest;
-    any = any || rows.active[row];
-  }
-  return any;
+  for (int other = 0; other < ROWS; other++)
+    if (rows.active[other] && rows.slot[other] == rows.slot[row]) lowest = min(lowest, rows.position[other]);
+  return lowest;
 }
 
 __device__ __forceinline__ void tell_host(Consumer& c, uint32_t step) {
@@ -115,12 +109,14 @@ __device__ __forceinline__ void sample_commit(Consumer& c, const isa::Descriptor
   c.meet_all();
   if (c.thread < ROWS && c.s.next_token[c.thread] != ABSENT) move_on(c, c.thread, c.s.next_token[c.thread]);
   c.meet_all();
+  bool any = false;
   if (c.warp() == 0) {
+    any = active_rows(c) != 0;
+    if (c.lane() < ROWS) rows.first_new[c.lane()] = first_new_of(rows, c.lane());
     cut_rows(c.s, c.lane());
     __syncwarp();  // thread 0 signals for all lanes
   }
   if (c.thread == 0) {
-    const bool any = find_first_new(rows);
     if (writer) tell_host(c, step);
     // All that this SM's consumers stored in KV pages, for the copy engines of all SMs.
     ptx::fence_device();
