@@ -38,8 +38,16 @@ struct Columns {
 // g + 8 where the rows are many. In the order X, Z, Y, W when they are multiplied, so that operands are neighbours.
 template <int K>
 struct Activations {
+  static constexpr bool IN_REGISTERS = true;
+  static constexpr int HELD = Columns<K>::HELD;
   uint4 low[Columns<K>::PAGES * Columns<K>::OWN];
   uint4 high[WIDE ? Columns<K>::PAGES * Columns<K>::OWN : 1];
+
+  // Of rows from 8 n on, in the warp's i-th block of a page.
+  __device__ __forceinline__ const uint4& at(const Consumer&, int page, int i, int n) const {
+    const int j = page * Columns<K>::OWN + i;
+    return n ? high[WIDE ? j : 0] : low[j];
+  }
 };
 
 // Whether the warp has an i-th block in a page.
@@ -81,6 +89,20 @@ __device__ __forceinline__ void take_activations(const Consumer& c, const uint8_
   }
 }
 
+// Activations of few rows that stay in shared memory: all registers are there for weights.
+template <int K>
+struct Staged {
+  static constexpr bool IN_REGISTERS = false;
+  static constexpr int HELD = Columns<K>::OWN < 8 ? Columns<K>::OWN : 8;
+  const uint8_t* from;
+
+  // Whatever lanes have whose row there is not: their results are nobody's.
+  __device__ __forceinline__ uint4 at(const Consumer& c, int page, int i, int) const {
+    const int block = page * Columns<K>::PER_PAGE + i * TILE_WARPS + c.part();
+    return *reinterpret_cast<const uint4*>(from + staged_at(block * 4 + (c.lane() & 3), (c.lane() >> 2) % ROWS));
+  }
+};
+
 // Eight columns in the order in which they are multiplied.
 __device__ __forceinline__ uint4 arranged(const uint4& fetched) { return make_uint4(fetched.x, fetched.z, fetched.y, fetched.w); }
 
@@ -104,32 +126,54 @@ struct Sums {
   float value[EIGHTS][PARTS][2][4];
 };
 
-// Multiply 8 rows of weights, whose pages are the next in the ring. Only rows in `users` need a result.
-template <int K>
-__device__ __forceinline__ Sums multiply(Consumer& c, RingPlace& ring, const Activations<K>& a, uint32_t users = ~0u) {
+// Put the input of a down projection into Shared::input: `count` groups of eight columns of a row, as they follow one
+// another in a buffer. For all consumers, who have met since the last use of what lies there.
+template <int MOST>
+__device__ __forceinline__ void stage(Consumer& c, const uint8_t* from, int count) {
+  constexpr int EACH = (MOST + CONSUMERS - 1) / CONSUMERS;
+  uint4 word[EACH];
+#pragma unroll
+  for (int n = 0; n < EACH; n++) {
+    const int at = n * CONSUMERS + static_cast<int>(c.thread);
+    word[n] = at < count ? ptx::load_shared_data(from + at * 16) : make_uint4(0, 0, 0, 0);
+  }
+  if (c.thread == 0) c.s.input_norm = -1;  // it is no norm's any more
+#pragma unroll
+  for (int n = 0; n < EACH; n++) {
+    const int at = n * CONSUMERS + static_cast<int>(c.thread);
+    if (at < count) reinterpret_cast<uint4*>(c.s.input)[at] = arranged(word[n]);
+  }
+  c.meet_all();
+}
+
+// Multiply 8 rows of weights, whose pages are the next in the ring, with Activations or Staged ones. Only rows in `users`
+// need a result.
+template <int K, typename Input>
+__device__ __forceinline__ Sums multiply(Consumer& c, RingPlace& ring, const Input& a, uint32_t users = ~0u) {
   using C = Columns<K>;
+  constexpr int HELD = Input::HELD, PAGES_TOGETHER = Input::IN_REGISTERS ? C::PAGES : 1;
   Sums sums;
 #pragma unroll
   for (int n = 0; n < Sums::EIGHTS * Sums::PARTS * 2 * 4; n++) (&sums.value[0][0][0][0])[n] = 0;
-#pragma unroll
+#pragma unroll PAGES_TOGETHER
   for (int page = 0; page < C::PAGES; page++) {
     wait_barrier(c.s, Agent::CONSUMER, &c.s.page_full[ring.slot], ring.parity(), Waited::PAGE_LANDED, ring.slot);
     const uint4* from = reinterpret_cast<const uint4*>(c.s.ring[ring.slot]) + c.part() * 32 + c.lane();
 #pragma unroll
-    for (int begin = 0; begin < C::OWN; begin += C::HELD) {
-      uint4 b[C::HELD];
+    for (int begin = 0; begin < C::OWN; begin += HELD) {
+      uint4 b[HELD];
 #pragma unroll
-      for (int i = 0; i < C::HELD && begin + i < C::OWN; i++)
+      for (int i = 0; i < HELD && begin + i < C::OWN; i++)
         b[i] = has_block<K>(c, begin + i) ? from[(begin + i) * TILE_WARPS * 32] : make_uint4(0, 0, 0, 0);
-      if (begin + C::HELD >= C::OWN) release_page(c.s, c.lane(), ring.slot, TILE_WARPS);
+      if (begin + HELD >= C::OWN) release_page(c.s, c.lane(), ring.slot, TILE_WARPS);
 #pragma unroll
-      for (int i = 0; i < C::HELD && begin + i < C::OWN; i++) {
+      for (int i = 0; i < HELD && begin + i < C::OWN; i++) {
         if (!has_block<K>(c, begin + i)) continue;
-        const int part = WIDE ? 0 : (begin + i) & 1, j = page * C::OWN + begin + i;
+        const int part = WIDE ? 0 : (begin + i) & 1;
 #pragma unroll
         for (int n = 0; n < Sums::EIGHTS; n++) {
           if (WIDE && !(users >> 8 * n & 0xff)) continue;
-          const uint4 x = n ? a.high[WIDE ? j : 0] : a.low[j];
+          const uint4 x = a.at(c, page, begin + i, n);
           ptx::multiply_add(sums.value[n][part][0], b[i].x, b[i].y, b[i].z, b[i].w, x.x, x.y);
           ptx::multiply_add(sums.value[n][part][1], b[i].x, b[i].y, b[i].z, b[i].w, x.z, x.w);
         }
@@ -229,8 +273,8 @@ __device__ __forceinline__ void end_turn(Consumer& c, const Turn& turn) {
 
 // Call `finish(index, half, results)` for every 8 weight rows of every tile, of which there are `halves`, at most
 // MOST_HALVES, and `done(index)` for every tile; in the warp that finishes it.
-template <int K, int MOST_HALVES, typename Finish, typename Done>
-__device__ __forceinline__ void each_tile(Consumer& c, int tiles, int halves, const Activations<K>& a, Finish finish, Done done) {
+template <int K, int MOST_HALVES, typename Input, typename Finish, typename Done>
+__device__ __forceinline__ void each_tile(Consumer& c, int tiles, int halves, const Input& a, Finish finish, Done done) {
   using C = Columns<K>;
 #pragma unroll 1
   for (int index = 0; index < tiles; index++) {

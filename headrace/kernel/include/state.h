@@ -34,19 +34,22 @@ constexpr int EXPERTS = sizes::EXPERTS > 0 ? sizes::EXPERTS : 1;
 constexpr int CHOICES = sizes::TOP_K > 0 ? sizes::TOP_K : 1;  // experts of a row
 constexpr int MAX_ACTIVE = sizes::TOP_K > 0 ? (EXPERTS < ROWS * sizes::TOP_K ? EXPERTS : ROWS * sizes::TOP_K) : 1;
 
-constexpr bool INPUT_STAYS = ROWS <= 4 && sizes::HIDDEN * ROWS * 2 <= 16384;  // norm(X) has a place of its own
+constexpr int INPUT_BYTES = ROWS <= 4 ? 16384 : 16;  // where inputs have a place in shared memory
+constexpr bool INPUT_STAYS = sizes::HIDDEN * ROWS * 2 <= INPUT_BYTES;  // norm(X) does
 constexpr int MESSAGES = 16;
 constexpr int PAYLOAD = ROWS * isa::TILE_ROWS * 4;  // bytes of a tile of float32, or of a share's statistics
-constexpr int RECORDS = 2;                          // attention records on their way out
 constexpr int CANDIDATE_BYTES = sizeof(isa::Candidate);
 constexpr int BINS_BYTES = isa::DIGIT_BINS * 8;
 __device__ constexpr int larger(int a, int b) { return a > b ? a : b; }
-constexpr int RECORD_BYTES = larger(RECORDS * PARTIAL_BYTES, larger(ROWS * CANDIDATE_BYTES, BINS_BYTES));
+// Chunks of a row whose outputs ATTENTION_MERGE has at a time. Models with narrow heads are small: they can wait.
+constexpr int MERGE_CHUNKS = HEAD_DIM >= 64 ? isa::MAX_CHUNKS : 16;
+constexpr int MERGE_BYTES = MERGE_CHUNKS * isa::MERGED_TILES * isa::TILE_ROWS * 4;
+constexpr int RECORD_BYTES = larger(MERGE_BYTES, larger(ROWS * CANDIDATE_BYTES, BINS_BYTES));
 constexpr int PAGE_ARRIVALS = 8;                    // that free a ring slot, whoever shares the page
 
 // Named barriers; 0 belongs to __syncthreads.
-// Of each group of four warps there are two.
-constexpr int ALL_CONSUMERS = 1, FIRST_GROUP = 2, SECOND_GROUP = 4;
+// FIRST_GROUP and the next are the groups of four warps; STORED tells that all consumers have stored a task's results.
+constexpr int ALL_CONSUMERS = 1, FIRST_GROUP = 2, STORED = 4;
 
 static_assert(GROUP <= 8 && HEAD_DIM % 32 == 0, "attention takes up to 8 query heads a KV head");
 static_assert(isa::TASK_SLOTS <= 16 && (MESSAGES & (MESSAGES - 1)) == 0);
@@ -128,15 +131,14 @@ struct TraceState<true> {
 struct Shared {
   alignas(128) uint8_t ring[RING][isa::PAGE_BYTES_MAX];
   alignas(16) uint8_t payload[MESSAGES][PAYLOAD];
-  // Results of an item of attention, by the parity of the message; in SAMPLE_SELECT a histogram, in SAMPLE_PICK the
-  // candidates of all rows. ATTENTION_MERGE has a row's partial results there: all records have left when it begins, and
-  // the consumers come to what is next of these only after its signal.
+  // ATTENTION_MERGE: a row's partial results; in SAMPLE_SELECT a histogram, in SAMPLE_PICK the candidates of all rows:
+  // the consumers come to these only after the last merge's signal.
   alignas(16) uint8_t record[RECORD_BYTES];
   float2 chunk_weights[isa::MAX_CHUNKS];  // ATTENTION_MERGE: weights, and weighted sums, of a row's chunks
   // Partial sums across the warps of a tile: [buffer][warp][eight rows by eight outputs, at most twice two][64].
   // ATTENTION keeps the weights of a round there: [group][warp][lane].
   alignas(16) float sums[2][CONSUMER_WARPS][WIDE ? 4 : 2][64];
-  alignas(16) uint8_t input[INPUT_STAYS ? sizes::HIDDEN * ROWS * 2 : 16];  // norm(X), as staged_at says
+  alignas(16) uint8_t input[INPUT_BYTES];  // norm(X), or the input of a down projection: as staged_at says
   float2 scales[ROWS];  // where it has none: the rows' means, and what their elements are multiplied by
   int32_t input_norm;   // which norm that is of, in which step
   uint32_t input_epoch;

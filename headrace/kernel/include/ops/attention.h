@@ -221,31 +221,21 @@ __device__ __forceinline__ void attend(Consumer& c, Attention& a, const GroupPla
   for (int n = 0; n < blocks; n++, ring.advance(2)) add_values(c, a, place, ring, weights + n * 64);
 }
 
-// Send an item's record. For all warps of the group; which of them hands it over takes turns, and the others go on.
-__device__ __forceinline__ void send_partials(Consumer& c, const isa::Descriptor& task, const Attention& a, const GroupPlace& place,
-                                              int row, int head, int chunk, uint32_t sequence, bool last) {
+// An item's record, straight to where the mergers read it: the publisher would be too slow for so many.
+__device__ __forceinline__ void store_partials(const Consumer& c, const isa::Descriptor& task, const Attention& a,
+                                               const GroupPlace& place, int row, int head, int chunk) {
   const int query = c.lane() >> 2, quarter = c.lane() & 3;
-  float* record = reinterpret_cast<float*>(c.s.record + (sequence % RECORDS) * PARTIAL_BYTES);
-  if (sequence >= RECORDS) wait_sent(c.s, sequence - RECORDS);
-  if (query < GROUP) {
-#pragma unroll
-    for (int t = 0; t < Attention::OWN_TILES; t++)
-      *reinterpret_cast<float2*>(record + query * HEAD_DIM + (place.part * Attention::OWN_TILES + t) * 8 + quarter * 2) =
-          make_float2(a.output[t][0][0] + a.output[t][1][2], a.output[t][0][1] + a.output[t][1][3]);
-    if (place.part == 0 && quarter == 0) {
-      record[GROUP * HEAD_DIM + query] = a.maximum;
-      record[GROUP * (HEAD_DIM + 1) + query] = a.total;
-    }
-  }
-  ptx::shared_before_bulk();
-  if (place.part != static_cast<int>(sequence / RECORDS % 4)) return ptx::meet_no_wait(SECOND_GROUP + place.group, isa::GROUP_THREADS);
-  ptx::meet(SECOND_GROUP + place.group, isa::GROUP_THREADS);
-  claim_message(c.s, sequence);
-  __syncwarp();  // all have seen it free before it is given away
-  if (c.lane()) return;
   const size_t index = (static_cast<size_t>(row) * sizes::KV_HEADS + head) * isa::MAX_CHUNKS + chunk;
-  submit_message(c.s, c.p, sequence, buffer_at(c.p, task.output) + index * PARTIAL_BYTES, record, PARTIAL_BYTES,
-                 last ? task.signal_counter : 0, task.signal_amount);
+  float* record = reinterpret_cast<float*>(buffer_at(c.p, task.output) + index * PARTIAL_BYTES);
+  if (query >= GROUP) return;
+#pragma unroll
+  for (int t = 0; t < Attention::OWN_TILES; t++)
+    *reinterpret_cast<float2*>(record + query * HEAD_DIM + (place.part * Attention::OWN_TILES + t) * 8 + quarter * 2) =
+        make_float2(a.output[t][0][0] + a.output[t][1][2], a.output[t][0][1] + a.output[t][1][3]);
+  if (place.part == 0 && quarter == 0) {
+    record[GROUP * HEAD_DIM + query] = a.maximum;
+    record[GROUP * (HEAD_DIM + 1) + query] = a.total;
+  }
 }
 
 // A row's queries of a KV head, as the wide operand: eight of its sixteen rows.
@@ -287,9 +277,8 @@ __device__ __forceinline__ void attention(Consumer& c, const isa::Descriptor& ta
       if (heads >> head & 1) wait_for(c, task.wait_counter + head, task.wait_arrivals);
   });
   if (!going) return;
-  if (items == 0) return signal_only(c, task);
   const GroupPlace place{c.warp() >> 2, c.warp() & 3};
-  int item = 0, most = 0;  // blocks of an item before
+  int item = 0, most = 0;  // the most blocks of an item before
   runs.each([&](int row, int head, int low, int high) {
     const RowChunks& chunks = table.rows[row];
     Attention a;
@@ -297,15 +286,18 @@ __device__ __forceinline__ void attention(Consumer& c, const isa::Descriptor& ta
 #pragma unroll 1
     for (int chunk = low; chunk < high; chunk++, item++) {
       const int begin = chunks.first + chunk * chunks.size, blocks = min(chunks.last + 1 - begin, chunks.size);
-      // Records alternate with the parity of messages, so groups do, too.
-      const uint32_t sequence = c.sequence + item;
-      if (static_cast<int>(sequence & 1) == place.group) {
+      if ((item & 1) == place.group) {
         attend_chunk(c, task, a, place, row, head, begin, blocks, 2 * most);
-        send_partials(c, task, a, place, row, head, chunk, sequence, item == items - 1);
+        store_partials(c, task, a, place, row, head, chunk);
       }
       c.ring.advance(2 * blocks);
       most = max(most, blocks);
     }
   });
-  c.sequence += items;
+  // Thread 0 signals for all, when all have stored; the publisher's release is behind that. The other warps go on.
+  if (items && c.warp())
+    ptx::meet_no_wait(STORED, CONSUMERS);
+  else if (items)
+    ptx::meet(STORED, CONSUMERS);
+  signal_only(c, task);
 }

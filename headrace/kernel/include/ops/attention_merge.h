@@ -2,7 +2,7 @@
 //
 // The merger's warp does it, while the consumers are at the experts: nothing here is on their way. Its time goes to
 // loads, so it asks for all of a row at once: the chunks' maxima and sums, from which their weights are found, and
-// their outputs, which are copied to where ATTENTION's records were.
+// their outputs, which are copied into shared memory.
 //
 // It takes four tiles at once: eight lanes have four elements each, and four such groups of lanes, the shares, take the
 // row's chunks in turn. A share adds its chunks in order; then (0 + 1) + (2 + 3). So a row's sum depends on its chunks
@@ -20,10 +20,7 @@ struct Merger {
   static_assert(isa::MAX_CHUNKS == 2 * isa::WARP && isa::MAX_CHUNKS % ROUND == 0);
   static_assert(isa::MERGED_TILES * isa::TILE_ROWS == SHARE_LANES * 4);
 
-  // How many chunks' outputs there is room for at a time: of all, where heads are as wide as North's.
-  static constexpr int FIT = RECORD_BYTES / (SHARE_LANES * 16) / ROUND * ROUND;
-  static constexpr int ROOM = FIT < isa::MAX_CHUNKS ? FIT : isa::MAX_CHUNKS;
-  static_assert(ROOM >= ROUND);
+  static_assert(MERGE_CHUNKS % ROUND == 0);
 
   struct Sums {
     float total, output[4];
@@ -111,8 +108,8 @@ struct Merger {
     const float* from = records + share() * sizes::PARTIAL_FLOATS + member * HEAD_DIM + dim;
     Sums sums{};
 #pragma unroll 1
-    for (int first = 0; first < chunks; first += ROOM, from += ROOM * sizes::PARTIAL_FLOATS) {
-      const int some = ROOM < isa::MAX_CHUNKS ? min(chunks - first, ROOM) : chunks;
+    for (int first = 0; first < chunks; first += MERGE_CHUNKS, from += MERGE_CHUNKS * sizes::PARTIAL_FLOATS) {
+      const int some = MERGE_CHUNKS < isa::MAX_CHUNKS ? min(chunks - first, MERGE_CHUNKS) : chunks;
       const uint32_t asked = fetch(from, some);
       if (first == 0) {
         // Or the assembler waits for the maxima first.
@@ -122,7 +119,7 @@ struct Merger {
       ptx::copies_done();
       __syncwarp();
       add(sums, first, some);
-      if (ROOM == isa::MAX_CHUNKS) break;
+      if (MERGE_CHUNKS == isa::MAX_CHUNKS) break;
     }
     __syncwarp();  // the weights may be written anew
     return added_up(sums);
@@ -160,8 +157,7 @@ __device__ __forceinline__ void attention_merge(Shared& s, const Params& p, cons
     merge_tiles(s, p, table, first, count, lane);
     first += count;
   }
-  // The records are read before later bulk stores change them; what all lanes have written goes out with the signal.
-  ptx::global_before_bulk();
+  // What all lanes have written goes out with the signal.
   __syncwarp();
   uint32_t* counter = counter_at(p, word(isa::Field::SIGNAL_COUNTER));
   const uint32_t amount = word(isa::Field::SIGNAL_AMOUNT);

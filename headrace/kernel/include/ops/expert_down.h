@@ -38,8 +38,8 @@ __device__ __forceinline__ void add_weighed(const Consumer& c, const float (&wei
 }
 
 // Multiply the tiles of one expert.
-template <int K>
-__device__ __forceinline__ void add_expert(Consumer& c, const isa::Descriptor& task, int slot, const Activations<K>& a,
+template <int K, typename Input>
+__device__ __forceinline__ void add_expert(Consumer& c, const isa::Descriptor& task, int slot, const Input& a,
                                            Part (&totals)[OWN_TILES]) {
   const Route& route = c.s.route;
 #pragma unroll
@@ -54,21 +54,27 @@ __device__ __forceinline__ void add_expert(Consumer& c, const isa::Descriptor& t
 }
 
 template <int K>
-__device__ __forceinline__ void expert_down_of(Consumer& c, const isa::Descriptor& task, int count) {
+constexpr int EXPERT_GROUPS = K / isa::TILE_ROWS * ROWS;  // of an expert's hidden values: groups of eight of a row
+
+// All experts' tiles, hidden values from shared memory, where there are not many.
+template <int K>
+__device__ __forceinline__ void add_staged_experts(Consumer& c, const isa::Descriptor& task, int count, Part (&totals)[OWN_TILES]) {
+  stage<MAX_ACTIVE * EXPERT_GROUPS<K>>(c, buffer_at(c.p, task.input), count * EXPERT_GROUPS<K>);
+#pragma unroll 1
+  for (int slot = 0; slot < count; slot++) add_expert<K>(c, task, slot, Staged<K>{c.s.input + slot * EXPERT_GROUPS<K> * 16}, totals);
+}
+
+// All experts' tiles, hidden values from global memory.
+template <int K>
+__device__ __forceinline__ void add_experts(Consumer& c, const isa::Descriptor& task, int count, Part (&totals)[OWN_TILES]) {
   const Route& route = c.s.route;
   const uint8_t* hidden = buffer_at(c.p, task.input);
-  constexpr size_t EXPERT_BYTES = static_cast<size_t>(K / isa::TILE_ROWS) * ROWS * 16;
-  // For warps without a tile nobody waits: when the others' tiles are out, the router may list the next layer's experts.
-  if (TILE_GROUPS > 1 && c.group() >= task.tile_count) return c.ring.advance(Columns<K>::PAGES * task.tile_count * count);
-  Part totals[OWN_TILES];
-#pragma unroll
-  for (int n = 0; n < OWN_TILES; n++) totals[n] = {};
-  // Hidden is fetched two experts ahead: one expert's pages pass faster than a fetch takes.
+  // They are fetched two experts ahead: one expert's pages pass faster than a fetch takes.
   constexpr int AHEAD = Columns<K>::REGISTERS <= 24 ? 2 : 1;
   Activations<K> next[AHEAD];
   auto fetch = [&](int slot, Activations<K>& to) {
     slot = min(slot, count - 1);  // past the end once more the last: nobody takes it
-    load_activations<K>(c, hidden + slot * EXPERT_BYTES, to, route.users[slot]);
+    load_activations<K>(c, hidden + slot * (EXPERT_GROUPS<K> * static_cast<size_t>(16)), to, route.users[slot]);
   };
 #pragma unroll
   for (int n = 0; n < AHEAD; n++) fetch(n, next[n]);
@@ -84,6 +90,21 @@ __device__ __forceinline__ void expert_down_of(Consumer& c, const isa::Descripto
       add_expert<K>(c, task, slot, a, totals);
     }
   }
+}
+
+template <int K>
+__device__ __forceinline__ void expert_down_of(Consumer& c, const isa::Descriptor& task, int count) {
+  Part totals[OWN_TILES];
+#pragma unroll
+  for (int n = 0; n < OWN_TILES; n++) totals[n] = {};
+  constexpr bool STAGED = MAX_ACTIVE * EXPERT_GROUPS<K> * 16 <= INPUT_BYTES;
+  if constexpr (STAGED) add_staged_experts<K>(c, task, count, totals);
+  // For warps without a tile nobody waits: when the others' tiles are out, the router may list the next layer's experts.
+  if (TILE_GROUPS > 1 && c.group() >= task.tile_count) {
+    if (!STAGED) c.ring.advance(Columns<K>::PAGES * task.tile_count * count);
+    return;
+  }
+  if constexpr (!STAGED) add_experts<K>(c, task, count, totals);
 #pragma unroll
   for (int first = 0; first < OWN_TILES; first += TOGETHER) {
     const Turn turn = begin_turn(c);

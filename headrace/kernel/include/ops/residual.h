@@ -22,11 +22,8 @@ __device__ __forceinline__ void add_residual(Consumer& c, const isa::Descriptor&
 }
 
 // O_PROJ and FFN_DOWN: input against K columns of each owned row.
-template <int K>
-__device__ __forceinline__ void project(Consumer& c, const isa::Descriptor& task) {
-  Activations<K> a;
-  load_activations<K>(c, buffer_at(c.p, task.input), a);
-  arrange<K>(a, a);
+template <int K, typename Input>
+__device__ __forceinline__ void project_tiles(Consumer& c, const isa::Descriptor& task, const Input& a) {
   each_tile<K, 1>(
       c, task.tile_count, 1, a,
       [&](int index, int, const Results& results) {
@@ -36,4 +33,18 @@ __device__ __forceinline__ void project(Consumer& c, const isa::Descriptor& task
         publish_residual(c, task, index);
         settle_tile(c, task);  // at once: activations leave no register to keep anything in
       });
+}
+
+template <int K>
+__device__ __forceinline__ void project(Consumer& c, const isa::Descriptor& task) {
+  const uint8_t* input = buffer_at(c.p, task.input);
+  if constexpr (K * ROWS * 2 <= INPUT_BYTES) {
+    stage<K / 8 * ROWS>(c, input, K / 8 * ROWS);
+    project_tiles<K>(c, task, Staged<K>{c.s.input});
+  } else {
+    Activations<K> a;
+    load_activations<K>(c, input, a);
+    arrange<K>(a, a);
+    project_tiles<K>(c, task, a);
+  }
 }
