@@ -44,8 +44,8 @@ class WatchdogError(RuntimeError):
 class Launcher:
     """A plan's kernel with its weights and KV pages, all on the current GPU.
 
-    `timeout` bounds every wait within the kernel, in seconds, up to LONGEST_WAIT. `trace` records what every SM does when: see
-    `headrace.kernel.trace`. One launch at a time.
+    `timeout` bounds every wait within the kernel, in seconds, up to LONGEST_WAIT. `trace` records what every
+    SM does when: see `headrace.kernel.trace`. One launch at a time.
     """
 
     def __init__(

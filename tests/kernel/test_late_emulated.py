@@ -25,7 +25,7 @@ pytestmark = [
     pytest.mark.timeout(240),
 ]
 SMS, ROWS = 6, 2
-UNSTAGED = 8  # rows, for which the experts' hidden values are not copied into shared memory, where all consumers meet
+UNSTAGED = 8  # rows: hidden values are not copied into shared memory first, for which all consumers meet
 LENGTHS = [70, 33]
 
 NARROW = replace(north(), hidden_size=32)  # four tiles of the residual: two SMs have none, no SM has two
@@ -57,7 +57,9 @@ def test_warps_without_a_tile_may_come_when_the_next_layer_has_routed(libraries:
             errors = step_errors(libraries.bench(LENGTHS, rows, config=NARROW, sms=SMS, late=one))
             assert worst(errors) <= BOUND, errors
     with pytest.raises(EmulationError, match="gave up"):
-        step_errors(libraries.bench(LENGTHS, UNSTAGED, config=NARROW, sms=SMS, late=late[0], spoilt=READS_LATE))
+        step_errors(
+            libraries.bench(LENGTHS, UNSTAGED, config=NARROW, sms=SMS, late=late[0], spoilt=READS_LATE)
+        )
 
 
 def without_router(plan: Plan) -> list[int]:
