@@ -182,15 +182,18 @@ def test_prompts_that_go_ahead_on_a_gpu_write_the_same() -> None:
 
 @pytest.mark.gpu
 def test_fused_steps_on_a_gpu_leave_what_plain_ones_leave() -> None:
-    """At North's widths and over two chunks of a long prompt; sums differ in their last bits."""
+    """At North's widths and over two chunks of a long prompt: as near as plain steps over other chunks come.
+
+    Sums differ in their last bits, and now and then that decides which expert a token goes to.
+    """
     shape = preset("north-mini-code")
     config = replace(shape, layers=shape.layers[:6])
     weights = pack_synthetic(config, device="cuda", dtype=torch.bfloat16)
-    count, chunk = 12288, 8192
+    count = 12288
     tables = {group: list(range(blocks_for(count))) for group in KVGroup}
     tokens = [token * 7 % 1000 for token in range(count)]
-    caches = []
-    for fused in (True, False):
+
+    def filled(fused: bool, chunk: int) -> list[torch.Tensor]:
         cache = KVCache(
             config, dict.fromkeys(KVGroup, blocks_for(count)), dtype=torch.bfloat16, device="cuda"
         )
@@ -200,11 +203,14 @@ def test_fused_steps_on_a_gpu_leave_what_plain_ones_leave() -> None:
         backend = TorchBackend(model, cache, max_rows=1)
         for start in range(0, count, chunk):
             backend.prefill([Span(tokens[start : start + chunk], start, tables)])
-        caches.append(cache.pages)
-    assert torch.equal(caches[0][0], caches[1][0])
-    for ours, right in zip(*caches, strict=True):
-        assert error_of(ours, right) < 0.05
-        assert error_of(ours.roll(1, 0), right) > 0.3  # were they other blocks
+        return cache.pages
+
+    ours, right, otherwise_cut = filled(True, 8192), filled(False, 8192), filled(False, 3072)
+    assert torch.equal(ours[0], right[0])
+    for layer in range(1, len(right)):
+        noise = error_of(otherwise_cut[layer], right[layer])
+        assert error_of(ours[layer], right[layer]) < 2 * noise < 0.3
+        assert error_of(ours[layer].roll(1, 0), right[layer]) > 0.3  # were they other blocks
 
 
 def error_of(ours: torch.Tensor, right: torch.Tensor) -> float:
