@@ -9,10 +9,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from html import escape
 from typing import TextIO
 
 from headrace.step.cost import DATASHEET_BANDWIDTH, Span, Timeline
+from headrace.step.svg import FAINT, RULE, TEXT, bar, opening, text
 
 # Colours that stay apart for colour-blind eyes (Paul Tol's bright and muted schemes).
 COLOURS = {
@@ -30,7 +30,7 @@ COLOURS = {
 }
 SAMPLING = "#333333"
 _LOADING = 0.55  # opacity of the loader's lane
-_TEXT, _FAINT, _RULE, _IDLE = "#222222", "#666666", "#dddddd", "#f1f1ee"
+_IDLE = "#f1f1ee"
 
 
 def colour(name: str) -> str:
@@ -123,13 +123,9 @@ def write_picture(
     ring = Panel(close.bottom + 74, close.begin, close.end, close.sms[1:2] or close.sms, 24)
     fills = any(timeline.landings)
     height = (ring.bottom if fills else close.bottom) + 46
-    file.write(
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 1180 {height:.0f}" width="1180" '
-        f'height="{height:.0f}" font-family="Helvetica, Arial, sans-serif" font-size="12">\n'
-        f'<rect width="1180" height="{height:.0f}" fill="#ffffff"/>\n'
-    )
-    file.write(_text(20, 34, title, size=19, weight="bold"))
-    file.write(_text(20, 58, words or verdict(timeline), size=13, fill=_FAINT))
+    file.write(opening(1180, height))
+    file.write(text(20, 34, title, size=19, weight="bold"))
+    file.write(text(20, 58, words or verdict(timeline), size=13, fill=FAINT))
     names = {span.work.name for spans in timeline.spans for span in spans}
     file.writelines(_legend(names))
     lanes = "upper lane of each SM: its loader; lower lane: its consumers"
@@ -183,8 +179,8 @@ def _lanes(timeline: Timeline, panel: Panel) -> Iterator[str]:
     yield from _axis(panel)
     for place, sm in enumerate(panel.sms):
         top = panel.y(place)
-        yield _text(panel.left - 8, top + panel.lane + 4, f"SM {sm}", anchor="end", fill=_FAINT)
-        yield _bar(panel.left, top + panel.lane, panel.width, panel.lane, _IDLE)
+        yield text(panel.left - 8, top + panel.lane + 4, f"SM {sm}", anchor="end", fill=FAINT)
+        yield bar(panel.left, top + panel.lane, panel.width, panel.lane, _IDLE)
         for span in timeline.spans[sm]:
             yield from _span(span, panel, top)
 
@@ -195,8 +191,8 @@ def _silhouette(timeline: Timeline, panel: Panel) -> Iterator[str]:
     bars: dict[tuple[str, float], list[str]] = {}
     for place, sm in enumerate(panel.sms):
         top = panel.y(place)
-        yield _text(panel.left - 8, top + panel.lane + 4, f"SM {sm}", anchor="end", fill=_FAINT)
-        yield _bar(panel.left, top + panel.lane, panel.width, panel.lane, _IDLE)
+        yield text(panel.left - 8, top + panel.lane + 4, f"SM {sm}", anchor="end", fill=FAINT)
+        yield bar(panel.left, top + panel.lane, panel.width, panel.lane, _IDLE)
         for span in timeline.spans[sm]:
             lanes = [(span.loading, top, _LOADING)] if span.work.pages else []
             for (begin, end), y, opacity in [*lanes, ((span.begin, span.end), top + panel.lane, 1.0)]:
@@ -214,20 +210,20 @@ def _span(span: Span, panel: Panel, top: float) -> Iterator[str]:
     label = f"{work.name} of layer {work.layer}" + (f": {work.pages} pages" if work.page_bytes else "")
     if work.pages and span.loading[1] > panel.begin and span.loading[0] < panel.end:
         x = panel.x(span.loading[0])
-        yield _bar(
+        yield bar(
             x, top, panel.x(span.loading[1]) - x, panel.lane, colour(work.name), label, opacity=_LOADING
         )
     if span.end > panel.begin and span.begin < panel.end:
         x = panel.x(span.begin)
         width = max(panel.x(span.end) - x, 0.6)
-        yield _bar(x, top + panel.lane, width, panel.lane, colour(work.name), label)
+        yield bar(x, top + panel.lane, width, panel.lane, colour(work.name), label)
 
 
 def _axis(panel: Panel) -> Iterator[str]:
     for tick in _ticks(panel.end - panel.begin):
         x = panel.x(panel.begin + tick)
-        yield f'<path d="M{x:.1f} {panel.top - 4:.1f}V{panel.bottom + 4:.1f}" stroke="{_RULE}"/>\n'
-        yield _text(x, panel.bottom + 18, f"{tick:g} µs", anchor="middle", fill=_FAINT, size=11)
+        yield f'<path d="M{x:.1f} {panel.top - 4:.1f}V{panel.bottom + 4:.1f}" stroke="{RULE}"/>\n'
+        yield text(x, panel.bottom + 18, f"{tick:g} µs", anchor="middle", fill=FAINT, size=11)
 
 
 def _ticks(length: float) -> list[float]:
@@ -243,9 +239,9 @@ def _fill(timeline: Timeline, panel: Panel) -> Iterator[str]:
     yield from _axis(panel)
     sm, top, height = panel.sms[0], panel.top, 2 * panel.lane
     scale = height / timeline.ring_pages
-    yield _text(panel.left - 8, top + 9, str(timeline.ring_pages), anchor="end", fill=_FAINT, size=11)
-    yield _text(panel.left - 8, top + height + 2, "0", anchor="end", fill=_FAINT, size=11)
-    yield f'<path d="M{panel.left} {top:.1f}h{panel.width}" stroke="{_FAINT}" stroke-dasharray="2 3"/>\n'
+    yield text(panel.left - 8, top + 9, str(timeline.ring_pages), anchor="end", fill=FAINT, size=11)
+    yield text(panel.left - 8, top + height + 2, "0", anchor="end", fill=FAINT, size=11)
+    yield f'<path d="M{panel.left} {top:.1f}h{panel.width}" stroke="{FAINT}" stroke-dasharray="2 3"/>\n'
     for begins, hue in ((timeline.issues[sm], "#c9c4b5"), (timeline.landings[sm], "#4477aa")):
         yield _area(_level(begins, timeline.releases[sm], panel), panel, top + height, scale, hue)
 
@@ -283,14 +279,14 @@ def _legend(names: set[str]) -> Iterator[str]:
     x = 20.0
     for hue, shown_names in [*entries.items(), (_IDLE, ["waiting"])]:
         label = ", ".join(shown_names)
-        yield _bar(x, 74, 12, 12, hue)
-        yield _text(x + 17, 84, label, size=11)
+        yield bar(x, 74, 12, 12, hue)
+        yield text(x + 17, 84, label, size=11)
         x += 17 + 6.9 * len(label) + 18
 
 
 def _heading(panel: Panel, words: str, note: str) -> str:
-    return _text(20, panel.top - 16, words, size=14, weight="bold") + _text(
-        panel.left + panel.width, panel.top - 16, note, anchor="end", fill=_FAINT, size=11.5
+    return text(20, panel.top - 16, words, size=14, weight="bold") + text(
+        panel.left + panel.width, panel.top - 16, note, anchor="end", fill=FAINT, size=11.5
     )
 
 
@@ -299,27 +295,5 @@ def _marker(panel: Panel, begin: float, end: float) -> str:
     x = panel.x(begin)
     return (
         f'<rect x="{x:.1f}" y="{panel.top - 4:.1f}" width="{panel.x(end) - x:.1f}" '
-        f'height="{panel.bottom - panel.top + 8:.1f}" fill="none" stroke="{_TEXT}" stroke-width="1.2"/>\n'
+        f'height="{panel.bottom - panel.top + 8:.1f}" fill="none" stroke="{TEXT}" stroke-width="1.2"/>\n'
     )
-
-
-def _bar(
-    x: float, y: float, width: float, height: float, hue: str, label: str = "", opacity: float = 1.0
-) -> str:
-    faint = f' fill-opacity="{opacity}"' if opacity < 1 else ""
-    shape = f'x="{x:.1f}" y="{y:.1f}" width="{width:.2f}" height="{height:g}" fill="{hue}"{faint}'
-    return f"<rect {shape}><title>{escape(label)}</title></rect>\n" if label else f"<rect {shape}/>\n"
-
-
-def _text(
-    x: float,
-    y: float,
-    words: str,
-    *,
-    size: float = 12,
-    weight: str = "normal",
-    anchor: str = "start",
-    fill: str = _TEXT,
-) -> str:
-    style = f'font-size="{size:g}" font-weight="{weight}" text-anchor="{anchor}" fill="{fill}"'
-    return f'<text x="{x:.1f}" y="{y:.1f}" {style}>{escape(words)}</text>\n' if words else ""
