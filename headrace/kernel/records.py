@@ -115,10 +115,9 @@ PARAMS = np.dtype(
 )
 
 # What one thread of an SM did with one task, where the kernel records it (trace.h). Times are cycles of the
-# SM's clock, modulo 2^32: `ready` for a task, `taken` it, `seen` its last counter, the task's `end`; the sums
-# are cycles spent waiting for counters (`inputs`), for the ring (`pages`), and for anything else in the task
-# (`other`). `task` is its number in the SM's list; on the publisher's lines, which have no step, the counter
-# that was signalled.
+# SM's clock, modulo 2^32: `ready` for a task, `taken` it, `seen` its last counter, the task's `end`; `inputs`
+# are the cycles spent waiting for counters. `task` is its number in the SM's list; on the publisher's lines,
+# which have no step, the counter that was signalled.
 TRACE_LINE = np.dtype(
     [
         ("ready", "<u4"),
@@ -126,8 +125,6 @@ TRACE_LINE = np.dtype(
         ("seen", "<u4"),
         ("end", "<u4"),
         ("inputs", "<u4"),
-        ("pages", "<u4"),
-        ("other", "<u4"),
         ("step", "<u4"),
         ("task", "<u4"),
     ]

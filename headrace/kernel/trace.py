@@ -1,27 +1,24 @@
 """What a launch recorded of its SMs: lines of their own clocks, brought onto one time.
 
 The kernel writes them where it is compiled to do so (`variant_of(plan, trace=True)`); include/trace.h says
-which thread writes what, and `records` how.
+which thread writes what, and `records` how. `trace_clock` makes one time of all clocks.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from headrace.kernel.records import TRACE_ANCHOR, TRACE_LANES, TRACE_LINE
+from headrace.kernel.trace_clock import Clock, Corrections, Times
 from headrace.step.isa import Field
 from headrace.step.plan import Plan
 
-Times = npt.NDArray[np.float64]
-_HALF = 1 << 31  # cycles: a launch takes far less, so that a difference has a sign
 _MOMENTS = ("ready", "taken", "seen", "end")
-_SUMS = ("inputs", "pages", "other")
 
 
 class Lane(IntEnum):
@@ -40,8 +37,8 @@ class TraceError(RuntimeError):
 class Tasks:
     """Of the loaders or of the consumers: every field is [SMs, steps, tasks], NaN where there was no task.
 
-    Moments are microseconds since the launch's first, sums microseconds. `computing` is what is left of a
-    task without its waits; `queue` how long there was no task to take up.
+    Moments are microseconds since the launch's first, `inputs` microseconds of waits for counters. `working` is
+    what is left of a task, waits for pages in it; `queue` how long there was no task to take up.
     """
 
     ready: Times
@@ -49,16 +46,14 @@ class Tasks:
     seen: Times
     end: Times
     inputs: Times
-    pages: Times
-    other: Times
 
     @property
     def queue(self) -> Times:
         return self.taken - self.ready
 
     @property
-    def computing(self) -> Times:
-        return self.end - self.taken - self.inputs - self.pages - self.other
+    def working(self) -> Times:
+        return self.end - self.taken - self.inputs
 
 
 @dataclass(frozen=True)
@@ -117,11 +112,18 @@ def read_trace(plan: Plan, steps: int, memory: npt.NDArray[np.uint8]) -> Trace:
         raise TraceError("the launch did not come to its end, so there is no trace of it")
     used = memory[_anchors(plan) : trace_bytes(plan, steps)]
     lines = used.view(TRACE_LINE).reshape(sms, TRACE_LANES, steps, tasks)
-    clock = _Clock(anchors)
+    clock = Clock(anchors)
     made = int((lines[:, Lane.CONSUMERS]["end"] != 0).any(axis=(0, 2)).sum())
     loaders, consumers = (_tasks(lines[:, lane, :made], clock) for lane in (Lane.LOADER, Lane.CONSUMERS))
     signals = _signals(plan, lines[:, Lane.PUBLISHER].reshape(sms, -1), clock)
-    return Trace(plan, made, loaders, consumers, signals)
+    right = Corrections(plan, consumers.seen, consumers.inputs)
+    return Trace(
+        plan,
+        made,
+        _corrected(loaders, right),
+        _corrected(consumers, right),
+        replace(signals, taken=right.of(signals.sm, signals.taken), end=right.of(signals.sm, signals.end)),
+    )
 
 
 def _anchors(plan: Plan) -> int:
@@ -133,42 +135,20 @@ def _lines(plan: Plan, steps: int) -> int:
     return steps * int(plan.descriptors.shape[1])
 
 
-class _Clock:
-    """From every SM's cycles to microseconds that all share."""
-
-    def __init__(self, anchors: npt.NDArray[np.void]) -> None:
-        first, last = anchors[:, 0], anchors[:, 1]
-        elapsed = (last["cycles"] - first["cycles"]).astype(np.float64)  # modulo 2^32
-        self.rate = (last["nanoseconds"] - first["nanoseconds"]).astype(np.float64) / elapsed / 1e3
-        origin = first["nanoseconds"].min()
-        self._cycles = first["cycles"]
-        self._begin = (first["nanoseconds"] - origin).astype(np.float64) / 1e3
-
-    def moments(self, cycles: npt.NDArray[np.uint32]) -> Times:
-        """Of [SMs, ...] clock readings."""
-        since = (cycles - _spread(self._cycles, cycles) + np.uint32(_HALF)).astype(np.int64) - _HALF
-        return np.asarray(_spread(self._begin, cycles) + since * _spread(self.rate, cycles))
-
-    def spans(self, cycles: npt.NDArray[np.uint32]) -> Times:
-        """Of [SMs, ...] differences."""
-        return np.asarray(cycles * _spread(self.rate, cycles))
-
-
-def _spread(values: npt.NDArray[Any], like: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """One value an SM, in as many dimensions as `like` has."""
-    return values.reshape(-1, *[1] * (like.ndim - 1))
-
-
-def _tasks(lines: npt.NDArray[np.void], clock: _Clock) -> Tasks:
+def _tasks(lines: npt.NDArray[np.void], clock: Clock) -> Tasks:
     missing = lines["end"] == 0
     fields = {name: clock.moments(lines[name]) for name in _MOMENTS}
-    fields |= {name: clock.spans(lines[name]) for name in _SUMS}
+    fields["inputs"] = clock.spans(lines["inputs"])
     for values in fields.values():
         values[missing] = np.nan
     return Tasks(**fields)
 
 
-def _signals(plan: Plan, lines: npt.NDArray[np.void], clock: _Clock) -> Signals:
+def _corrected(tasks: Tasks, right: Corrections) -> Tasks:
+    return replace(tasks, **{name: right.of_sms(getattr(tasks, name)) for name in _MOMENTS})
+
+
+def _signals(plan: Plan, lines: npt.NDArray[np.void], clock: Clock) -> Signals:
     """An SM signals a counter equally often in every step, in order: so its lines tell their step."""
     sm, place = np.nonzero(lines["end"])
     counter = lines["task"][sm, place].astype(np.int64)

@@ -57,9 +57,7 @@ def _lane(trace: Trace, lane: Lane, tasks: Tasks, sm: int, step: int) -> Iterato
             "step": step,
             "task": describe(words, trace.plan.counters),
             "inputs_us": _short(tasks.inputs[at]),
-            "pages_us": _short(tasks.pages[at]),
-            "other_us": _short(tasks.other[at]),
-            "computing_us" if lane is Lane.CONSUMERS else "copying_us": _short(tasks.computing[at]),
+            "working_us" if lane is Lane.CONSUMERS else "copying_us": _short(tasks.working[at]),
         }
         yield _slice(sm, lane, name_of(words), tasks.taken[at], tasks.end[at]) | {"args": arguments}
         if tasks.inputs[at] > _LEAST:

@@ -10,7 +10,8 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from headrace.kernel.trace import Signals, Times, Trace
+from headrace.kernel.trace import Signals, Trace
+from headrace.kernel.trace_clock import Times
 from headrace.step.isa import Field, Opcode
 from headrace.step.plan import Plan
 
@@ -21,8 +22,8 @@ _IMMEDIATE = 0.05  # microseconds: an input waited for no longer than this was t
 class OperationTime:
     """Microseconds that an SM spends on an operation in a step, all layers together, on average over SMs.
 
-    `total` is the sum of the others: `queue` for a task to be handed over, `inputs` for counters, `pages` for
-    weights and KV to land, `other` for room for results; the rest is `computing`.
+    `total` is the sum of the others: `queue` for a task to be handed over, `inputs` for counters, and the rest,
+    `working`, in which waits for pages are.
     """
 
     operation: str
@@ -30,9 +31,7 @@ class OperationTime:
     total: float
     queue: float
     inputs: float
-    pages: float
-    other: float
-    computing: float
+    working: float
 
 
 @dataclass(frozen=True)
@@ -68,9 +67,7 @@ def operation_times(trace: Trace) -> list[OperationTime]:
             return float(np.where(mine, np.nan_to_num(values[:, steps]), 0).sum()) / len(steps) / len(opcodes)
 
         tasks = trace.consumers
-        parts = [
-            mean(part) for part in (tasks.queue, tasks.inputs, tasks.pages, tasks.other, tasks.computing)
-        ]
+        parts = [mean(part) for part in (tasks.queue, tasks.inputs, tasks.working)]
         count = float(mine.sum()) / len(opcodes)
         found.append(OperationTime(opcode.name, count, sum(parts), *parts))
     return found
@@ -158,16 +155,13 @@ def lines(trace: Trace) -> Iterator[str]:
     yield f"{trace.steps} steps recorded; {trace.step_time:.1f} us a step"
     yield ""
     yield "an SM's consumers in a step, us (all layers together, average of all SMs)"
-    heading = ("operation", "tasks", "total", "no task", "inputs", "pages", "other", "computing")
+    heading = ("operation", "tasks", "total", "no task", "inputs", "working")
     yield _row(*heading)
     times = operation_times(trace)
     for time in times:
-        parts = (time.total, time.queue, time.inputs, time.pages, time.other, time.computing)
+        parts = (time.total, time.queue, time.inputs, time.working)
         yield _row(time.operation, f"{time.tasks:.1f}", *(f"{part:.1f}" for part in parts))
-    sums = [
-        sum(getattr(time, name) for time in times)
-        for name in ("total", "queue", "inputs", "pages", "other", "computing")
-    ]
+    sums = [sum(getattr(time, name) for time in times) for name in ("total", "queue", "inputs", "working")]
     yield _row("all", "", *(f"{part:.1f}" for part in sums))
     yield ""
     yield "hops, us: waits in a step, and each; medians of the last signal after half of them, and of its way"

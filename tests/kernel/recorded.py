@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +18,7 @@ GIGAHERTZ = 1.5  # of every SM's clock
 class Recording:
     """The memory that a launch wrote, line by line, in microseconds. No two SMs' clocks agree."""
 
-    def __init__(self, plan: Plan, steps: int, *, length: float = 1000.0) -> None:
+    def __init__(self, plan: Plan, steps: int, length: float = 1000.0) -> None:
         self.plan, self.steps = plan, steps
         sms, self.tasks = plan.sizes.sms, plan.descriptors.shape[1]
         self.memory = np.zeros(trace_bytes(plan, steps), dtype=np.uint8)
@@ -35,7 +35,12 @@ class Recording:
 
     def cycles(self, sm: int, microseconds: float) -> int:
         """The SM's clock at a moment."""
-        return (self.clocks[sm] + round(microseconds * 1e3 * GIGAHERTZ)) % 2**32
+        ahead = self.drift(sm, microseconds)
+        return (self.clocks[sm] + round((microseconds + ahead) * 1e3 * GIGAHERTZ)) % 2**32
+
+    def drift(self, sm: int, microseconds: float) -> float:
+        """How far an SM's clock is ahead between the anchors, where all are right."""
+        return 0
 
     def task(
         self,
@@ -44,12 +49,12 @@ class Recording:
         step: int,
         task: int,
         moments: Sequence[float],
-        sums: Sequence[float] = (0, 0, 0),
+        inputs: float = 0,
     ) -> None:
-        """One line of the loader or the consumers: ready, taken, seen, end; inputs, pages, other."""
+        """One line of the loader or the consumers: ready, taken, seen, end; the wait for inputs."""
         clocks = [self.cycles(sm, moment) for moment in moments]
-        spans = [round(span * 1e3 * GIGAHERTZ) for span in sums]
-        self.lines[sm, lane, step * self.tasks + task] = (*clocks, *spans, step, task)
+        waited = round(inputs * 1e3 * GIGAHERTZ)
+        self.lines[sm, lane, step * self.tasks + task] = (*clocks, waited, step, task)
 
     def signal(self, sm: int, counter: int, taken: float, end: float) -> None:
         """The publisher's next line."""
@@ -58,17 +63,37 @@ class Recording:
         self.signals[sm] += 1
 
 
-def everything(plan: Plan, steps: int) -> npt.NDArray[np.uint8]:
-    """A launch whose tasks take 1 us each: 0.25 waiting for inputs, 0.125 for pages; one by one."""
-    recording = Recording(plan, steps, length=2.0 * steps * plan.descriptors.shape[1])
+def everything(
+    plan: Plan, steps: int, make: Callable[[Plan, int, float], Recording] = Recording
+) -> npt.NDArray[np.uint8]:
+    """A launch whose tasks take 1 us each, 0.25 of it waiting for inputs: the same tasks on all SMs at once."""
+    places = places_of(plan)
+    length = max(places.values()) + 1
+    recording = make(plan, steps, 2.0 * steps * length)
     for sm in range(plan.sizes.sms):
-        now = 1.0
         for step in range(steps):
             for task, words in enumerate(plan.tasks(sm)):
-                moments = (now, now + 0.1, now + 0.35, now + 1.0)
-                recording.task(Lane.CONSUMERS, sm, step, task, moments, (0.25, 0.125, 0))
+                now = 1.0 + step * length + places[_key(words)]
+                recording.task(Lane.CONSUMERS, sm, step, task, (now, now + 0.1, now + 0.35, now + 1.0), 0.25)
                 recording.task(Lane.LOADER, sm, step, task, (now - 1, now - 0.9, now - 0.9, now - 0.5))
                 if counter := int(words[Field.SIGNAL_COUNTER]):
                     recording.signal(sm, counter, now + 1.0, now + 1.1)
-                now += 1.0
     return recording.memory
+
+
+def places_of(plan: Plan) -> dict[tuple[int, ...], int]:
+    """When in a step each operation is, so that on every SM they come one after another."""
+    places: dict[tuple[int, ...], int] = {}
+    before: dict[tuple[int, ...], int] | None = None
+    while before != places:
+        before = dict(places)
+        for sm in range(plan.sizes.sms):
+            earliest = 0
+            for words in plan.tasks(sm):
+                places[_key(words)] = max(places.get(_key(words), 0), earliest)
+                earliest = places[_key(words)] + 1
+    return places
+
+
+def _key(words: npt.NDArray[np.int32]) -> tuple[int, ...]:
+    return tuple(int(words[field]) for field in (Field.OPCODE, Field.LAYER, Field.KV_HEAD, Field.ROUND))

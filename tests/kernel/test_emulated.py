@@ -46,8 +46,8 @@ BREAKS: dict[str, Spoilt] = {
     ),
     "pages of attention are read before they land": (
         "ops/attention.h",
-        "wait_barrier(c.s, Agent::CONSUMER, &c.s.page_full",
-        "if (false) wait_barrier(c.s, Agent::CONSUMER, &c.s.page_full",
+        "wait_barrier(c.s, &c.s.page_full",
+        "if (false) wait_barrier(c.s, &c.s.page_full",
     ),
     "a signal goes out before its data": ("publish.h", "      ptx::bulk_stores_done();\n", ""),
     "more pages under way than the ring has": (

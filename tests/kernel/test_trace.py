@@ -15,7 +15,7 @@ from headrace.kernel.variant import variant_of
 from headrace.model.presets import PRESETS
 from headrace.step.isa import Field
 from headrace.step.planner import build_plan
-from tests.kernel.recorded import Recording, everything
+from tests.kernel.recorded import Recording, everything, places_of
 from tests.step.configs import TINY
 
 PLAN = build_plan(TINY, rows=1, sms=3)
@@ -34,15 +34,14 @@ def test_clocks_of_all_sms_are_brought_onto_one_time() -> None:
 
 def test_fields_and_what_follows_from_them() -> None:
     recording = Recording(PLAN, 1)
-    recording.task(Lane.CONSUMERS, 1, 0, 4, (10, 11, 12.5, 20), (1.25, 3, 0.5))
+    recording.task(Lane.CONSUMERS, 1, 0, 4, (10, 11, 12.5, 20), 1.25)
     trace = read_trace(PLAN, 1, recording.memory)
     found = trace.consumers
     values = [
         float(field[1, 0, 4]) for field in (found.ready, found.taken, found.seen, found.end, found.inputs)
     ]
     assert values == pytest.approx([10, 11, 12.5, 20, 1.25], abs=1e-3)
-    assert found.pages[1, 0, 4] == pytest.approx(3, abs=1e-3)
-    assert found.computing[1, 0, 4] == pytest.approx(20 - 11 - 1.25 - 3 - 0.5, abs=2e-3)
+    assert found.working[1, 0, 4] == pytest.approx(20 - 11 - 1.25, abs=2e-3)
     assert found.queue[1, 0, 4] == pytest.approx(1, abs=1e-3)
     assert np.isnan(found.end[0]).all()  # nothing was recorded there
     assert np.isnan(found.inputs[0]).all()
@@ -58,7 +57,7 @@ def test_every_task_of_a_launch() -> None:
     assert (there.sum(axis=(1, 2)) == PLAN.lengths * 3).all()
     assert trace.steps == 3
     assert list(trace.whole) == [1, 2]
-    assert trace.step_time == pytest.approx(int(PLAN.lengths.max()), rel=1e-3)
+    assert trace.step_time == pytest.approx(max(places_of(PLAN).values()) + 1, rel=1e-3)
 
 
 def test_signals_find_their_step() -> None:

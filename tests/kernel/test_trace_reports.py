@@ -33,8 +33,8 @@ def test_an_operations_time_is_split_into_its_waits_and_its_work() -> None:
     for name, time in times.items():
         count = (opcodes == Opcode[name]).sum() / 3  # of an SM
         assert time.tasks == pytest.approx(count)
-        parts = (time.queue, time.inputs, time.pages, time.other, time.computing)
-        assert parts == pytest.approx((0.1 * count, 0.25 * count, 0.125 * count, 0, 0.525 * count), abs=0.05)
+        parts = (time.queue, time.inputs, time.working)
+        assert parts == pytest.approx((0.1 * count, 0.25 * count, 0.65 * count), abs=0.05)
         assert time.total == pytest.approx(count, rel=1e-2)
 
 
@@ -42,7 +42,7 @@ def test_the_first_step_does_not_count_where_there_are_others() -> None:
     recording = Recording(PLAN, 2)
     for step, inputs in ((0, 100), (1, 2)):
         recording.task(
-            Lane.CONSUMERS, 0, step, 0, (200 * step, 200 * step, 200 * step, 200 * step + 150), (inputs, 0, 0)
+            Lane.CONSUMERS, 0, step, 0, (200 * step, 200 * step, 200 * step, 200 * step + 150), inputs
         )
     (first, *_) = operation_times(read_trace(PLAN, 2, recording.memory))
     assert first.inputs == pytest.approx(2 / 3, abs=1e-2)  # of three SMs one had a task
@@ -56,7 +56,7 @@ def one_hop() -> Trace:
     for sm, task in np.argwhere(waits).tolist()[:3]:
         now = next(seen)
         inputs = now - 9 if now != 15.5 else 0.0  # the third had no need to wait
-        recording.task(Lane.CONSUMERS, sm, 0, task, (8, 9, now, 20), (inputs, 0, 0))
+        recording.task(Lane.CONSUMERS, sm, 0, task, (8, 9, now, 20), inputs)
     (counter,) = set(PLAN.descriptors[waits][:, Field.WAIT_COUNTER].tolist())
     for sm, end in enumerate((10.0, 12.0, 15.0)):
         recording.signal(sm, counter, end - 1, end)

@@ -51,7 +51,7 @@ __device__ __forceinline__ void consume(Shared& s, const Params& p) {
     ptx::forget(c.thread);
     const uint32_t slot = c.begun % isa::TASK_SLOTS;
     trace::ready(s, trace::CONSUMERS);
-    wait_barrier(s, Agent::CONSUMER, &s.task_full[slot], c.begun / isa::TASK_SLOTS & 1, Waited::TASK, slot);
+    wait_barrier(s, &s.task_full[slot], c.begun / isa::TASK_SLOTS & 1, Waited::TASK, slot);
     if (c.thread == 0) s.doing[static_cast<int>(Agent::CONSUMER)] = s.tasks[slot].number;
     trace::begin(s, trace::CONSUMERS, s.epoch - p.epoch - 1, s.tasks[slot].number);
     c.owes = false;  // nothing is carried from task to task

@@ -157,7 +157,7 @@ __device__ __forceinline__ Sums multiply(Consumer& c, RingPlace& ring, const Inp
   for (int n = 0; n < Sums::EIGHTS * Sums::PARTS * 2 * 4; n++) (&sums.value[0][0][0][0])[n] = 0;
 #pragma unroll PAGES_TOGETHER
   for (int page = 0; page < C::PAGES; page++) {
-    wait_barrier(c.s, Agent::CONSUMER, &c.s.page_full[ring.slot], ring.parity(), Waited::PAGE_LANDED, ring.slot);
+    wait_barrier(c.s, &c.s.page_full[ring.slot], ring.parity(), Waited::PAGE_LANDED, ring.slot);
     const uint4* from = reinterpret_cast<const uint4*>(c.s.ring[ring.slot]) + c.part() * 32 + c.lane();
 #pragma unroll
     for (int begin = 0; begin < C::OWN; begin += HELD) {
@@ -219,7 +219,7 @@ struct Turn {
 __device__ __forceinline__ Turn begin_turn(Consumer& c) {
   const Turn turn{static_cast<int32_t>(c.turn & 1), c.turn / 2 & 1, c.finishes()};
   c.turn++;
-  wait_barrier(c.s, Agent::CONSUMER, &c.s.sums_empty[c.group()][turn.which], turn.parity ^ 1, Waited::SUMS_EMPTY, turn.which);
+  wait_barrier(c.s, &c.s.sums_empty[c.group()][turn.which], turn.parity ^ 1, Waited::SUMS_EMPTY, turn.which);
   return turn;
 }
 
@@ -238,7 +238,7 @@ __device__ __forceinline__ bool parts_left(Consumer& c, const Turn& turn) {
   __syncwarp();
   uint64_t* full = &c.s.sums_full[c.group()][turn.which];
   if (c.lane() == 0) ptx::barrier_arrive(full, 1);
-  if (turn.mine) wait_barrier(c.s, Agent::CONSUMER, full, turn.parity, Waited::SUMS_FULL, turn.which);
+  if (turn.mine) wait_barrier(c.s, full, turn.parity, Waited::SUMS_FULL, turn.which);
   return turn.mine;
 }
 

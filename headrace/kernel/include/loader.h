@@ -99,7 +99,7 @@ __device__ __forceinline__ bool wait_for_pages(Loader& l, const isa::Descriptor&
   const bool known = !routed && (!task.loader_lag || l.committed == l.epoch);
   if (!known && l.lane == 0) {
     if (routed) {
-      going = wait_barrier_or_end(s, Agent::LOADER, ptx::shared_address(&s.route_full), l.routes & 1, Waited::ROUTE, 0);
+      going = wait_barrier_or_end(s, ptx::shared_address(&s.route_full), l.routes & 1, Waited::ROUTE, 0);
     } else {
       const uint32_t steps = l.epoch - task.loader_lag;
       wait_counter(s, l.p, Agent::LOADER, task.loader_counter, steps * static_cast<uint32_t>(task.loader_arrivals));
@@ -122,7 +122,7 @@ __device__ __forceinline__ bool load_task(Loader& l, int32_t word, int32_t next)
   trace::ready(s, trace::LOADER);
   if (l.lane == 0) {
     s.doing[static_cast<int>(Agent::LOADER)] = l.number;
-    going = wait_barrier_or_end(s, Agent::LOADER, ptx::shared_address(&s.task_empty[slot]), (lap & 1) ^ 1, Waited::TASK_FREE, slot);
+    going = wait_barrier_or_end(s, ptx::shared_address(&s.task_empty[slot]), (lap & 1) ^ 1, Waited::TASK_FREE, slot);
   }
   __syncwarp();  // the slot is free for all lanes
   if (!__shfl_sync(~0u, going, 0)) return false;
@@ -176,5 +176,5 @@ __device__ __forceinline__ void load(Shared& s, const Params& p) {
       next = after;
     }
   }
-  if (l.lane == 0) l.ring.drain(s);
+  if (l.lane == 0) l.ring.drain();
 }

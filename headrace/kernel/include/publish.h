@@ -11,7 +11,7 @@
 // Before message `sequence` may be written. For any thread of the warp that writes it.
 __device__ __forceinline__ void claim_message(Shared& s, uint32_t sequence) {
   const uint32_t slot = sequence % MESSAGES, lap = sequence / MESSAGES;
-  wait_barrier(s, Agent::CONSUMER, &s.message_empty[slot], (lap & 1) ^ 1, Waited::MESSAGE_FREE, slot);
+  wait_barrier(s, &s.message_empty[slot], (lap & 1) ^ 1, Waited::MESSAGE_FREE, slot);
 }
 
 // Hand over message `sequence`, which was claimed. For one thread; every thread that wrote to the payload has
@@ -30,7 +30,7 @@ __device__ __forceinline__ void submit_message(Shared& s, const Params& p, uint3
 // Until the message of this number has left: its payload may be written anew. For messages at most MESSAGES back.
 __device__ __forceinline__ void wait_sent(Shared& s, uint32_t sequence) {
   const uint32_t slot = sequence % MESSAGES, lap = sequence / MESSAGES;
-  wait_barrier(s, Agent::CONSUMER, &s.message_empty[slot], lap & 1, Waited::MESSAGE_FREE, slot);
+  wait_barrier(s, &s.message_empty[slot], lap & 1, Waited::MESSAGE_FREE, slot);
 }
 
 __device__ constexpr Agent agent_of(int warp) {

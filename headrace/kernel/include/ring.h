@@ -66,9 +66,9 @@ struct RingFiller {
   // Bring the next page in. False if the launch ended first. What comes after the wait for others to land is on memory's
   // way, so it is little.
   __device__ __forceinline__ bool issue(Shared& s, const uint8_t* from, uint32_t bytes) {
-    if (!wait_barrier_or_end(s, Agent::LOADER, shared + offsetof(Shared, page_empty) + slot * 8, parity, Waited::PAGE_FREE, slot)) return false;
+    if (!wait_barrier_or_end(s, shared + offsetof(Shared, page_empty) + slot * 8, parity, Waited::PAGE_FREE, slot)) return false;
     ptx::barrier_expect(full(slot), bytes);
-    while (in_flight >= most) wait_landed(s);
+    while (in_flight >= most) wait_landed();
     ptx::bulk_load(shared + offsetof(Shared, ring) + slot * isa::PAGE_BYTES_MAX, from, bytes, full(slot), ptx::read_once_policy());
     in_flight++;
     if (++slot == RING) slot = 0, parity ^= 1;
@@ -77,16 +77,15 @@ struct RingFiller {
   }
 
   // Nothing may land in shared memory after the block has ended.
-  __device__ __forceinline__ void drain(Shared& s) {
-    while (in_flight > 0) wait_landed(s);
+  __device__ __forceinline__ void drain() {
+    while (in_flight > 0) wait_landed();
   }
 
  private:
   __device__ __forceinline__ uint32_t full(int32_t slot) const { return shared + offsetof(Shared, page_full) + slot * 8; }
 
   // For the oldest page under way. It lands in any case: this wait needs no watchdog.
-  __device__ __forceinline__ void wait_landed(Shared& s) {
-    const trace::Waiting waiting(s, trace::LOADER, trace::Sum::OTHER);
+  __device__ __forceinline__ void wait_landed() {
     const bool lap_before = slot < in_flight;
     const uint32_t barrier = full(slot - in_flight + (lap_before ? RING : 0)), of_lap = parity ^ (lap_before ? 0 : 1);
     while (!ptx::barrier_passed(barrier, of_lap)) {

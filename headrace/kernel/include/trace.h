@@ -12,9 +12,6 @@ namespace trace {
 
 enum Lane : int { LOADER = 0, CONSUMERS = 1, PUBLISHER = 2, LANES = 3 };
 
-// What a wait is added to. INPUTS: counters; PAGES: the ring; OTHER: messages' slots, or the loader's cap.
-enum class Sum { INPUTS, PAGES, OTHER, NONE };
-
 // Whether this thread writes the lane's lines. Callers know their lane when they are compiled, so that a line's address
 // is a constant and takes no register.
 __device__ __forceinline__ bool writes(Lane lane) {
@@ -45,7 +42,7 @@ __device__ __forceinline__ void begin(S& s, Lane lane, uint32_t step, uint32_t t
     if (!writes(lane)) return;
     variant::TraceLine& line = s.trace.line[lane];
     line.taken = line.seen = ptx::cycles();
-    line.inputs = line.pages = line.other = 0;
+    line.inputs = 0;
     line.step = step;
     line.task = task;
   }
@@ -80,23 +77,23 @@ __device__ __forceinline__ void anchor(const P& p, int which) {
   }
 }
 
-// A wait, as long as this lives. The sum has less at the beginning and more at the end, so no register is kept.
+// A wait for a counter, as long as this lives. The sum has less at the beginning and more at the end, so no register is
+// kept. Other waits are not noted: pages come every half microsecond, and a clock read for each would slow them down.
 template <typename S>
 struct Waiting {
   S& s;
   Lane lane;
-  Sum sum;
 
-  __device__ __forceinline__ Waiting(S& s, Lane lane, Sum sum) : s(s), lane(lane), sum(sum) { note(false); }
+  __device__ __forceinline__ Waiting(S& s, Lane lane) : s(s), lane(lane) { note(false); }
   __device__ __forceinline__ ~Waiting() { note(true); }
 
   __device__ __forceinline__ void note(bool over) const {
     if constexpr (variant::TRACE) {
-      if (sum == Sum::NONE || !writes(lane)) return;
+      if (!writes(lane)) return;
       variant::TraceLine& line = s.trace.line[lane];
       const uint32_t now = ptx::cycles();
-      (sum == Sum::INPUTS ? line.inputs : sum == Sum::PAGES ? line.pages : line.other) += over ? now : -now;
-      if (over && sum == Sum::INPUTS) line.seen = now;
+      line.inputs += over ? now : -now;
+      if (over) line.seen = now;
     }
   }
 };

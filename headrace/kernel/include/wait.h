@@ -25,13 +25,6 @@ enum class Waited : int32_t {
 
 __device__ constexpr trace::Lane lane_of(Agent agent) { return agent == Agent::LOADER ? trace::LOADER : trace::CONSUMERS; }
 
-// What a wait counts as in a trace. For tasks lines have the times before and after.
-__device__ constexpr trace::Sum sum_of(Waited what, Agent agent) {
-  if (what == Waited::TASK || what == Waited::TASK_FREE) return trace::Sum::NONE;
-  if (what == Waited::COUNTER) return trace::Sum::INPUTS;
-  return what == (agent == Agent::LOADER ? Waited::PAGE_FREE : Waited::PAGE_LANDED) ? trace::Sum::PAGES : trace::Sum::OTHER;
-}
-
 __device__ __forceinline__ bool is_set(const int32_t& flag) { return *static_cast<const volatile int32_t*>(&flag) != 0; }
 
 // For whole warps or a thread that waits for its warp.
@@ -45,9 +38,7 @@ __device__ __forceinline__ void clear_note(Shared& s) {
   *static_cast<volatile uint32_t*>(&s.notes[threadIdx.x >> 5].waited) = 0;
 }
 
-__device__ __forceinline__ void wait_barrier(Shared& s, Agent agent, uint64_t* barrier, uint32_t parity, Waited what,
-                                             int32_t index) {
-  const trace::Waiting waiting(s, lane_of(agent), sum_of(what, agent));
+__device__ __forceinline__ void wait_barrier(Shared& s, uint64_t* barrier, uint32_t parity, Waited what, int32_t index) {
   if (ptx::barrier_passed(barrier, parity)) return;  // which may itself take as long as the phase does
   leave_note(s, what, index, parity);
   while (!ptx::barrier_passed(barrier, parity) && !is_set(s.aborted)) {
@@ -56,9 +47,8 @@ __device__ __forceinline__ void wait_barrier(Shared& s, Agent agent, uint64_t* b
 }
 
 // The loader's waits also end with the launch. Gives whether the phase is over. `barrier` is an address in shared memory.
-__device__ __forceinline__ bool wait_barrier_or_end(Shared& s, Agent agent, uint32_t barrier, uint32_t parity,
-                                                    Waited what, int32_t index) {
-  const trace::Waiting waiting(s, lane_of(agent), sum_of(what, agent));
+__device__ __forceinline__ bool wait_barrier_or_end(Shared& s, uint32_t barrier, uint32_t parity, Waited what,
+                                                    int32_t index) {
   if (ptx::barrier_passed(barrier, parity)) return true;
   leave_note(s, what, index, parity);
   bool passed = false;
@@ -74,7 +64,7 @@ __device__ __forceinline__ bool has_reached(const uint32_t* counter, uint32_t wa
 
 // For one thread; what it tells its peers through a barrier they may rely on.
 __device__ __forceinline__ void wait_counter(Shared& s, const Params& p, Agent agent, int32_t counter, uint32_t want) {
-  const trace::Waiting waiting(s, lane_of(agent), trace::Sum::INPUTS);
+  const trace::Waiting waiting(s, lane_of(agent));
   const uint32_t* word = counter_at(p, counter);
   if (has_reached(word, want)) return;
   leave_note(s, Waited::COUNTER, counter, want);

@@ -37,7 +37,7 @@ struct GroupPlace {
 __device__ __forceinline__ void meet_group(const GroupPlace& place) { ptx::meet(FIRST_GROUP + place.group, isa::GROUP_THREADS); }
 
 __device__ __forceinline__ void wait_for_page(Consumer& c, const RingPlace& ring) {
-  wait_barrier(c.s, Agent::CONSUMER, &c.s.page_full[ring.slot], ring.parity(), Waited::PAGE_LANDED, ring.slot);
+  wait_barrier(c.s, &c.s.page_full[ring.slot], ring.parity(), Waited::PAGE_LANDED, ring.slot);
 }
 
 // Tokens that this step writes are stale in the pages, which were fetched before: take them from QKV. A warp does its
