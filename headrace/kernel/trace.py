@@ -37,8 +37,8 @@ class TraceError(RuntimeError):
 class Tasks:
     """Of the loaders or of the consumers: every field is [SMs, steps, tasks], NaN where there was no task.
 
-    Moments are microseconds since the launch's first, `inputs` microseconds of waits for counters. `working` is
-    what is left of a task, waits for pages in it; `queue` how long there was no task to take up.
+    Moments are microseconds since the launch's first, `inputs` microseconds of waits for counters. `working`
+    is what is left of a task, waits for pages in it; `queue` how long there was no task to take up.
     """
 
     ready: Times

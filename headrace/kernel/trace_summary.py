@@ -22,8 +22,8 @@ _IMMEDIATE = 0.05  # microseconds: an input waited for no longer than this was t
 class OperationTime:
     """Microseconds that an SM spends on an operation in a step, all layers together, on average over SMs.
 
-    `total` is the sum of the others: `queue` for a task to be handed over, `inputs` for counters, and the rest,
-    `working`, in which waits for pages are.
+    `total` is the sum of the others: `queue` for a task to be handed over, `inputs` for counters, and the
+    rest, `working`, in which waits for pages are.
     """
 
     operation: str

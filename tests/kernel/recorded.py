@@ -66,7 +66,7 @@ class Recording:
 def everything(
     plan: Plan, steps: int, make: Callable[[Plan, int, float], Recording] = Recording
 ) -> npt.NDArray[np.uint8]:
-    """A launch whose tasks take 1 us each, 0.25 of it waiting for inputs: the same tasks on all SMs at once."""
+    """A launch whose tasks take 1 us each, 0.25 of it waiting: the same tasks on all SMs at once."""
     places = places_of(plan)
     length = max(places.values()) + 1
     recording = make(plan, steps, 2.0 * steps * length)
