@@ -83,9 +83,13 @@ class Prefiller(Protocol):
 
 @runtime_checkable
 class LayeredPrefiller(Prefiller, Protocol):
-    """A prefiller that can stop between the `layers` of a pass, for decode steps of other sequences."""
+    """A prefiller that can stop between the `layers` of a pass, for decode steps of other sequences.
+
+    `full` says of every layer whether it sees all of the past: such a layer takes longer behind a long one.
+    """
 
     layers: int
+    full: Sequence[bool]
 
     def begin(self, chunks: Sequence[Span]) -> Callable[[int], None]:
         """A pass over chunks: the function runs the next so many of its layers. It may be left unfinished."""

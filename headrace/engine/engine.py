@@ -253,13 +253,11 @@ class Engine:
     def _run_layers(self, filling: Filling, rows: int) -> tuple[int, float]:
         """As `_fill`, of one pass before a step of so many rows."""
         pace = self._scheduler.pace
-        layers = pace.layers(
-            filling.left, of=filling.layers, tokens=filling.tokens, layer=filling.layer, rows=rows
-        )
-        complete = filling.run(layers)
+        complete = filling.run(pace.layers(filling, rows=rows))
+        seconds = pace.observe_part(filling)
         logger.debug("%s, before a step of %d rows. %s", filling, rows, pace)
         self._scheduler.filling = None if complete else filling
-        return (filling.tokens, filling.seconds) if complete else (0, 0.0)
+        return (filling.tokens, seconds) if complete else (0, 0.0)
 
     def _score(self, span: Span, sequence: Sequence) -> None:
         """Feed a chunk whose tokens' log-probabilities are asked for."""

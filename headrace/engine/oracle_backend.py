@@ -57,6 +57,7 @@ class OracleBackend:
         self._order = order
         self._prefiller = TorchBackend(model, cache, max_rows=max_rows)
         self.layers = self._prefiller.layers
+        self.full = self._prefiller.full
         self._weights: WeightPages | None = None
         self._oracles: dict[int, Oracle] = {}
 

@@ -16,6 +16,9 @@ from collections import deque
 from itertools import combinations
 from statistics import median
 
+from headrace.engine.filling import Filling
+from headrace.engine.part_costs import PartCosts
+
 FEWEST = 64  # tokens that a step takes in whatever the bound says, so that every prompt gets done
 _GROWTH = 2  # at most so many times the largest chunk so far: a first guess must not be far off
 _SPREAD = (
@@ -49,6 +52,7 @@ class Pace:
         self.layered = layered
         self._steps = StepCosts()
         self._cost = Line()
+        self._parts = PartCosts()
         self._largest = FEWEST
 
     def __str__(self) -> str:
@@ -57,7 +61,7 @@ class Pace:
             f"{rows} rows {1e3 * seconds:.1f} ms" for rows, seconds in self._steps.known.items()
         )
         chunk = f"{1e3 * self._cost.fixed:.1f} ms and {1e6 * self._cost.slope:.1f} us a token"
-        return f"Learnt: a chunk {chunk}; steps of {steps}"
+        return f"Learnt: a chunk {chunk}, {self._parts}; steps of {steps}"
 
     def tokens(self, *, streams: int, prompts: int = 1) -> int:
         """How many tokens of so many prompts the next step may begin with beside `streams` decoding ones."""
@@ -71,16 +75,12 @@ class Pace:
             wanted = wanted * 2 if self.layered else wanted // 2
         return max(1, min(self.most, max(FEWEST, wanted)))
 
-    def layers(self, left: int, *, of: int, tokens: int, layer: float | None, rows: int) -> int:
-        """How many of the `left` of `of` layers of a chunk of `tokens` may run before a step of `rows` rows.
-
-        `layer` is what one of those has taken in seconds that were run last, None for a chunk that begins.
-        The next may cost more: behind a long past, layers that see all of it do by far.
-        """
-        layer = max(layer or 0.0, self._cost.of(tokens) / of)
-        if not rows or not layer:
-            return left
-        return max(1, min(left, int(self._room(rows) / layer)))
+    def layers(self, filling: Filling, *, rows: int) -> int:
+        """How many of a pass's next layers may run before a step of `rows` rows."""
+        if not rows:
+            return filling.left
+        layer = self._cost.of(filling.tokens) / len(filling.full)
+        return self._parts.fitting(filling, room=self._room(rows), layer=layer)
 
     def rides(self, tokens: int, *, streams: int, free: int, wait: float = 0.0) -> bool:
         """Whether `tokens` of prompts had better be fed in decode rows than in a chunk: up to `free` rows a
@@ -104,6 +104,12 @@ class Pace:
         if steps == 1:
             self._steps.doubt(rows)
         return False
+
+    def observe_part(self, filling: Filling) -> float:
+        """Learn from the part of a pass that was run last. Gives a complete pass's seconds for `observe`,
+        less what its past cost: what grows along a prompt would be taken for the cost of tokens."""
+        self._parts.observe(filling)
+        return self._parts.bare(filling)
 
     def observe(self, *, prompt_tokens: int, prefill: float, decode: float, steps: int, rows: int) -> None:
         """Learn from a call: `prefill` seconds for its chunks, `decode` seconds for `steps` decode steps of

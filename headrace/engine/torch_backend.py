@@ -36,6 +36,7 @@ class TorchBackend:
         self.max_rows = max_rows
         self.max_steps = max_steps
         self.layers = model.config.num_layers
+        self.full = [layer.window is None for layer in model.config.layers]
         self._model = model
         self._cache = cache
         self._retries = 0  # of the allocator

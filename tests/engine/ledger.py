@@ -149,6 +149,7 @@ class LayeredLedger(LedgerBackend):
     """One whose chunks take five layers, each of which writes their cells, and reads what they see."""
 
     layers = 5
+    full = (True,) * 5
 
     def begin(self, chunks: Sequence[Span]) -> Callable[[int], None]:
         for span in chunks:

@@ -19,6 +19,7 @@ from headrace.engine.backend import DecodeRow, Interrupt
 from headrace.engine.blocks import BlockManager
 from headrace.engine.build import build_engine
 from headrace.engine.engine import Engine
+from headrace.engine.filling import Filling
 from headrace.engine.null_backend import NullBackend
 from headrace.engine.options import EngineOptions
 from headrace.engine.pace import Pace
@@ -53,8 +54,8 @@ from tests.engine.test_torch_backend import rows_of
 class Slow(Whim):
     """Runs any number of a chunk's layers in a step, and lets pieces ride as the dice fall."""
 
-    def layers(self, left: int, *, of: int, tokens: int, layer: float | None, rows: int) -> int:
-        return self._random.randint(1, left)
+    def layers(self, filling: Filling, *, rows: int) -> int:
+        return self._random.randint(1, filling.left)
 
 
 def submit(engine: Engine, client: Client, number: int, length: int, **params: object) -> None:
@@ -129,8 +130,8 @@ def test_a_pass_that_goes_on_without_its_blocks_is_noticed() -> None:
 class OneByOne(Pace):
     """Runs one layer before a step that has rows."""
 
-    def layers(self, left: int, *, of: int, tokens: int, layer: float | None, rows: int) -> int:
-        return 1 if rows else left
+    def layers(self, filling: Filling, *, rows: int) -> int:
+        return 1 if rows else filling.left
 
 
 def test_a_decode_step_follows_every_part_of_a_chunk() -> None:
@@ -201,6 +202,7 @@ class Machine(NullBackend):
         self._passes = 0
         if layered:
             self.layers = 49
+            self.full = [layer % 4 == 0 for layer in range(49)]
             self.begin = self._begin
 
     def perf_counter(self) -> float:
@@ -359,12 +361,52 @@ class Uneven(Machine):
         return advance
 
 
-def test_layers_that_cost_more_than_those_before_them_are_allowed_for(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+class Restless(Uneven):
+    """As the log of a server on an H200 tells: passes of 98 ms and 21.5 us a token, the first part of one
+    24 ms longer at the beginning of a prompt, up to 8 ms later and 15 if it is small; and chance in all."""
+
+    def __init__(self, *, layered: bool) -> None:
+        super().__init__(layered=layered)
+        self._dice = random.Random(8)
+
+    def _cost(self, chunks: Seq[Span]) -> float:
+        return 0.098 + 21.5e-6 * sum(len(span.tokens) for span in chunks)
+
+    def _begin(self, chunks: Seq[Span]) -> Callable[[int], None]:
+        small = sum(len(span.tokens) for span in chunks) < 4096
+        late = 0.015 if small else self._dice.uniform(0.0, 0.008)
+        if not any(span.start for span in chunks):
+            late = 0.024
+        plain = super()._begin(chunks)
+
+        def advance(layers: int) -> None:
+            nonlocal late
+            begun = self.now
+            plain(layers)
+            self.now = begun + (self.now - begun) * max(0.9, self._dice.gauss(1, 0.05)) + late
+            late = 0.0
+
+        return advance
+
+
+def percentile_99(gaps: list[float]) -> float:
+    return sorted(gaps)[int(0.99 * len(gaps))]
+
+
+def test_layers_that_see_the_whole_past_are_allowed_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tests.engine.test_filling.Machine", Uneven)
     gaps, _ = gaps_beside_a_long_prompt(monkeypatch, layered=True, streams=4)
-    assert sum(gap > 1.4 * 0.04 for gap in gaps) <= 1, "where a larger chunk begins than ever so deep"
+    assert max(gaps[5:]) < 0.0405
+    assert percentile_99(gaps) > 0.035
+
+
+@pytest.mark.parametrize("streams", [1, 4])
+def test_hardly_a_gap_is_longer_than_the_bound(monkeypatch: pytest.MonkeyPatch, streams: int) -> None:
+    monkeypatch.setattr("tests.engine.test_filling.Machine", Restless)
+    gaps, seconds = gaps_beside_a_long_prompt(monkeypatch, layered=True, streams=streams)
+    assert percentile_99(gaps) < 0.04
+    assert max(gaps) < 0.05
+    assert seconds < 7.4, "6.8 seconds and 51 ms where parts were planned by the mean of a pass"
 
 
 def first_token_beside_a_long_prompt(monkeypatch: pytest.MonkeyPatch, *, layered: bool, after: int) -> float:
@@ -408,7 +450,7 @@ def test_a_chunk_that_costs_more_than_was_thought_is_run_in_more_parts(
         engine.step()
     gaps = [after - before for before, after in itertools.pairwise(times)]
     assert sum(gap > 0.041 for gap in gaps) <= 1
-    assert sum(gap > 0.035 for gap in gaps) >= 5
+    assert sum(gap > 0.032 for gap in gaps) >= 5, "what is planned is a little less"
 
 
 @pytest.mark.parametrize("packed", [False, True])
@@ -465,6 +507,6 @@ def test_engines_over_a_model_stop_between_layers(model: Model, tokenizer: Token
     for decode in ("torch", "oracle"):
         engine = build_engine(model, tokenizer, EngineOptions(max_context=512, decode=decode))
         assert engine._scheduler.pace.layered
-        assert filling.Filling.of(engine._prefiller, [], []).left == 3
+        assert Filling.of(engine._prefiller, [], []).left == 3
     backend = LedgerBackend(window=None, max_rows=1, max_steps=1)
-    assert filling.Filling.of(backend, [], []).left == 1
+    assert Filling.of(backend, [], []).left == 1

@@ -6,7 +6,9 @@ import random
 
 import pytest
 
+from headrace.engine.filling import Filling, Part
 from headrace.engine.pace import FEWEST, Pace
+from headrace.model.batch import Span
 
 
 def run(
@@ -61,9 +63,11 @@ def test_chunks_of_one_size_are_not_for_ever() -> None:
 
 def test_a_step_that_took_long_does_not_make_room_for_prompts() -> None:
     pace = learnt(Pace(most=8192, gap=0.04, layered=True))
-    before = pace.layers(49, of=49, tokens=5000, layer=0.002, rows=4)
+    chunk = Filling([Span([1] * 5000, 0, {})], [], lambda layers: None, [True] * 49, left=46)
+    chunk.parts.append(Part(3, 3, 0.006))
+    before = pace.layers(chunk, rows=4)
     pace.observe(prompt_tokens=0, prefill=0, decode=2.0, steps=1, rows=4)
-    assert pace.layers(49, of=49, tokens=5000, layer=0.002, rows=4) == before
+    assert pace.layers(chunk, rows=4) == before > 5
 
 
 def test_no_long_prompt_rides_whatever_a_chunk_is_thought_to_cost() -> None:

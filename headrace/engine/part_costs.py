@@ -1,0 +1,100 @@
+"""What parts of a pass cost, where its layers are run in several steps.
+
+On the H200, a first part took up to 25 ms more than its layers did later, and behind 90,000 tokens a layer
+that sees all of them took 26 ms where the others took 6. So a part is not as dear as the mean of a pass says.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from itertools import combinations
+from statistics import median
+
+from headrace.engine.filling import Filling, Part
+
+_PARTS = 24  # the newest, which the cost of the past is learnt from
+_BEGINNINGS = 16  # the newest passes, of which the dearest beginning is allowed for
+_SURE = 0.88  # of the room is planned: one part in a hundred took 14 % more than foreseen
+_LEAST = 0.1  # a pass would cost this share of its time at least if there were no past, whatever noise says
+
+
+class PartCosts:
+    """seconds = beginning (of a pass's first part) + layers * layer + full * pairs * pair
+
+    where `full` of the layers see all of the past, with so many pairs of a token and what it sees. What a
+    layer costs else depends on the pass: the part before tells.
+    """
+
+    def __init__(self) -> None:
+        self.pair = 0.0
+        self._points: deque[tuple[int, float, float]] = deque(maxlen=_PARTS)
+        self._beginnings: deque[float] = deque(maxlen=_BEGINNINGS)
+
+    def __str__(self) -> str:
+        """What has been learnt, for the log."""
+        beginning = max(self._beginnings, default=0.0)
+        return f"its beginning {1e3 * beginning:.1f} ms, its past {1e12 * self.pair:.1f} ps a pair"
+
+    def fitting(self, filling: Filling, *, room: float, layer: float) -> int:
+        """How many of the next layers of a pass may run in `room` seconds, where one of those that do not see
+        all of the past costs `layer` or what it did in the part before. One may in any case."""
+        if filling.parts:
+            spent, layer = 0.0, max(layer, self._layer(filling))
+        else:
+            spent = max(self._beginnings, default=room)
+        room *= _SURE
+        for count, full in enumerate(filling.full[-filling.left :]):
+            spent += layer + full * self._past(filling)
+            if spent > room:
+                return max(1, count)
+        return filling.left
+
+    def bare(self, filling: Filling) -> float:
+        """Seconds of a pass that is complete, had its tokens no past and did not see each other."""
+        past = sum(filling.full) * self._past(filling)
+        return max(filling.seconds - past, _LEAST * filling.seconds)
+
+    def observe(self, filling: Filling) -> None:
+        """Learn from the part of a pass that was run last."""
+        first, *later = filling.parts
+        if not later:
+            return
+        last = later[-1]
+        seen = filling.pairs * last.full / last.layers
+        self._points.append((filling.tokens, seen, last.seconds / last.layers))
+        self.pair = max(0.0, _slope(list(self._points), self.pair))
+        if not filling.left:
+            layer = self._rest(filling, later) / sum(part.layers for part in later)
+            self._beginnings.append(max(0.0, self._rest(filling, [first]) - first.layers * layer))
+
+    def _past(self, filling: Filling) -> float:
+        """What a layer that sees all of the past costs more than the others."""
+        return filling.pairs * self.pair
+
+    def _rest(self, filling: Filling, parts: list[Part]) -> float:
+        return sum(part.seconds - part.full * self._past(filling) for part in parts)
+
+    def _layer(self, filling: Filling) -> float:
+        """What one layer cost in the last part, but for the past, and in a first part for a usual beginning:
+        whether more than that was the beginning's or the layers' is told by the second, a small one then."""
+        last = filling.parts[-1]
+        rest = self._rest(filling, [last])
+        if len(filling.parts) == 1 and self._beginnings:
+            rest -= median(self._beginnings)
+        return rest / last.layers
+
+
+def _slope(points: list[tuple[int, float, float]], default: float) -> float:
+    """The slope of least absolute differences: the median of the slopes of all pairs of points, each with the
+    weight of their distance. Points are of passes of the same size: else the layers themselves differ."""
+    slopes = sorted(
+        ((late - early) / (more - fewer), more - fewer)
+        for (size, fewer, early), (other, more, late) in combinations(sorted(points), 2)
+        if size == other and more > fewer
+    )
+    left = sum(weight for _, weight in slopes) / 2
+    for slope, weight in slopes:
+        left -= weight
+        if left <= 0:
+            return slope
+    return default
