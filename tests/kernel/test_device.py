@@ -45,9 +45,12 @@ def launch_what_is_refused() -> None:
 
 def launch_passes() -> None:
     passes, values = Passes(), torch.zeros(3, 2, 8, dtype=torch.bfloat16)
-    passes.unpack(values.flatten(), values, paired=True)
+    matrices = torch.zeros(3, 8, 32, dtype=torch.bfloat16)
+    passes.unpack(matrices.flatten(), matrices, paired=True)
+    with pytest.raises(ValueError, match="cannot be unpacked"):  # no whole tile
+        passes.unpack(values.flatten(), values, paired=True)
     passes.join([values, values], [values[0], values[1]], [False, True], values)
-    sys.stdout.write(f"{values.data_ptr()} {values[1].data_ptr()}\n")
+    sys.stdout.write(f"{matrices.data_ptr()} {values.data_ptr()} {values[1].data_ptr()}\n")
 
 
 @pytest.fixture(scope="module")
@@ -104,14 +107,15 @@ def test_steps_of_prompts_get_addresses_numbers_and_structs(
     written: Written,
 ) -> None:
     unpack, join, addresses = written(launch_passes)
-    whole, second = (int(address) for address in addresses.split())
-    pointer = hexadecimal(whole)
-    sizes = " ".join(hexadecimal(number, size=4) for number in (6, 8, 2, 1))
+    matrices, whole, second = (int(address) for address in addresses.split())
+    pointer = hexadecimal(matrices)
+    sizes = " ".join(hexadecimal(number, size=4) for number in (12, 32, 8, 1))
     assert unpack == f"ex unpack 1,1,1 256,1,1 0 77 {pointer} {pointer} {sizes}"
+    pointer = hexadecimal(whole)
     none = [0] * 14
     parts = hexadecimal(whole, whole, *none, whole, second, *none, 3, -3, *none)
     sizes = " ".join(hexadecimal(number, size=4) for number in (2, 1, 2))
-    assert join == f"plain join 1,1,1 256,1,1 0 77 {parts} {pointer} {hexadecimal(6)} {sizes}"
+    assert join == f"plain join 3,1,1 256,1,1 0 77 {parts} {pointer} {sizes}"
 
 
 def test_what_the_driver_refuses_is_an_error_in_its_words(

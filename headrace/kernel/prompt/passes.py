@@ -146,10 +146,10 @@ class Passes:
         return rows
 
     def unpack(self, stored: Tensor, out: Tensor, *, paired: bool) -> None:
-        """Copy packed matrices, one-dimensional, to out [matrices, rows, columns]."""
+        """Copy packed matrices, one-dimensional, to out [matrices, rows, columns]: tiles of 8 rows by 32."""
         _, rows, columns = out.shape
         count = out.numel() // 64
-        if count >= 2**31 or stored.numel() != out.numel():
+        if rows % 8 or columns % 32 or count >= 2**31 or stored.numel() != out.numel():
             raise ValueError(f"{stored.numel()} numbers cannot be unpacked to {tuple(out.shape)}")
         threads = self.unpack_threads
         grid = (self.unpack_blocks or -(-count // threads), 1)

@@ -15,7 +15,7 @@ typedef struct {
 
 static int a_context, a_library, shared_bytes = 230000;
 static struct { const char* name; int sizes[8]; } kernels[] = {
-    {"decode", {24}}, {"join", {384, 8, 8, 4, 4, 4}}, {"unpack", {8, 8, 4, 4, 4, 4}}, {"another", {0}}};
+    {"decode", {24}}, {"join", {384, 8, 4, 4, 4}}, {"unpack", {8, 8, 4, 4, 4, 4}}, {"another", {0}}};
 
 static int launched(const char* call, void* kernel, Config c, void** arguments) {
   if (c.shared > MOST_SHARED) return INVALID_VALUE;
