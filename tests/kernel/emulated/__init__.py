@@ -49,11 +49,12 @@ class Library:
         source: str,
         *own: str,
         strict: bool = False,
+        trace: bool = False,
         spoilt: Spoilt | None = None,
     ) -> None:
         place = folder / "launch.so"
         if not place.exists():
-            headers = {**fixed_headers(), **variant_of(plan, strict=strict).headers}
+            headers = {**fixed_headers(), **variant_of(plan, strict=strict, trace=trace).headers}
             changes = [(name, *words) for name, words in OTHERS.items()] + ([spoilt] if spoilt else [])
             for name, words, others in changes:
                 assert words in headers[name]

@@ -14,6 +14,7 @@ from headrace.kernel.check.kernels import Rows, Tokens
 from headrace.kernel.inputs import RowInputs
 from headrace.kernel.launcher import COUNTER_WORDS, GROUPS, MAX_STEPS
 from headrace.kernel.records import ABSENT, HOST_LINK, LOGPROB_RECORD, PARAMS
+from headrace.kernel.trace import Trace, read_trace, trace_bytes
 from headrace.kernel.watchdog import explain
 from headrace.model.kv import NO_BLOCK, KVCache
 from headrace.model.rope import frequencies
@@ -37,9 +38,11 @@ class Late(NamedTuple):
 NOBODY = Late(0, 0, 0)
 
 
-def compiled(plan: Plan, folder: Path, *, strict: bool = False, spoilt: Spoilt | None = None) -> Library:
-    """The kernel of a plan."""
-    return Library(plan, folder, "decode.cpp", strict=strict, spoilt=spoilt)
+def compiled(
+    plan: Plan, folder: Path, *, strict: bool = False, trace: bool = False, spoilt: Spoilt | None = None
+) -> Library:
+    """The kernel of a plan; `trace`: one that records itself."""
+    return Library(plan, folder, "decode.cpp", strict=strict, trace=trace, spoilt=spoilt)
 
 
 class EmulatedKernel:
@@ -75,6 +78,9 @@ class EmulatedKernel:
             "kv_pages": torch.tensor([pages.data_ptr() for pages in cache.pages]),
             "tables": torch.zeros(sizes.rows, len(GROUPS), table_blocks, dtype=torch.int32),
             "abort_flag": torch.zeros(1, dtype=torch.int32),
+            "trace": torch.zeros(
+                trace_bytes(plan, MAX_STEPS), dtype=torch.uint8
+            ),  # only for those that record
         }
         self._inputs = RowInputs(sizes.rows, sizes.vocabulary, device)
         self._host = np.zeros(1, HOST_LINK)
@@ -86,6 +92,10 @@ class EmulatedKernel:
     def buffer(self, buffer: Buffer) -> Tensor:
         spec, begin = self._specs[buffer], self._offsets[buffer]
         return self._buffers[begin : begin + spec.bytes].view(_TYPES[spec.dtype]).view(spec.shape)
+
+    def traced(self, steps: int) -> Trace:
+        """What the last launch recorded, of so many steps."""
+        return read_trace(self.plan, steps, self._arrays["trace"].numpy())
 
     def poison(self) -> None:
         kept = self.buffer(Buffer.HISTOGRAM).clone()

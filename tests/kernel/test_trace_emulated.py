@@ -1,0 +1,55 @@
+"""A kernel that records itself, run on the host: every task of every SM leaves its line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from headrace.kernel.check.against_oracle import Bench
+from headrace.kernel.trace import signals_a_step
+from headrace.kernel.trace_summary import lines
+from headrace.model.kv import KVCache
+from headrace.step.isa import Field, Opcode
+from headrace.step.pack import PackedWeights
+from headrace.step.plan import Plan
+from tests.kernel.emulated import COMPILER
+from tests.kernel.emulated.decode import EmulatedKernel, compiled
+from tests.kernel.emulated.libraries import SMS
+
+pytestmark = [
+    pytest.mark.skipif(COMPILER is None, reason="no C++ compiler"),
+    pytest.mark.timeout(240),
+]
+STEPS = 2
+
+
+def test_a_launch_records_every_task_and_every_signal_through_the_publisher(tmp_path: Path) -> None:
+    def make(
+        plan: Plan, weights: PackedWeights, cache: KVCache, table_blocks: int, strict: bool
+    ) -> EmulatedKernel:
+        library = compiled(plan, tmp_path, strict=strict, trace=True)
+        return EmulatedKernel(plan, weights, cache, table_blocks, library)
+
+    bench = Bench([70, 33], 2, make=make, device="cpu", sms=SMS)
+    kernel = bench.kernel()
+    assert isinstance(kernel, EmulatedKernel)
+    made = list(kernel.launch(bench.rows, STEPS))
+    trace = kernel.traced(STEPS)
+    assert trace.steps == len(made) == STEPS
+    opcodes = trace.plan.descriptors[..., Field.OPCODE]
+    consumed = (opcodes != Opcode.END) & (opcodes != Opcode.ATTENTION_MERGE)  # the merger's leave none
+    for tasks in (trace.consumers, trace.loaders):
+        assert (np.isfinite(tasks.end) == consumed[:, None, :]).all()
+        there = np.isfinite(tasks.end)
+        for earlier, later in (("ready", "taken"), ("taken", "seen"), ("seen", "end")):
+            assert (getattr(tasks, earlier)[there] <= getattr(tasks, later)[there]).all()
+    assert np.nanmax(trace.consumers.inputs) > 0
+    # QKV's and X's tiles are signalled by the warps that made them, and leave no line.
+    counters = {trace.plan.counters[number].split("[")[0] for number in trace.signals.counter}
+    assert {"attention", "up", "router"} <= counters
+    assert not {"qkv", "down"} & counters
+    per_step = signals_a_step(trace.plan)
+    assert len(trace.signals.sm) <= STEPS * per_step.sum()
+    assert any(line.startswith("EXPERT_UP") for line in lines(trace))
