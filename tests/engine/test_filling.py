@@ -5,8 +5,6 @@ from __future__ import annotations
 import itertools
 import random
 import re
-from collections.abc import Callable, Iterator, Mapping
-from collections.abc import Sequence as Seq
 from functools import partial
 
 import pytest
@@ -14,13 +12,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.engine import filling
-from headrace.engine.backend import DecodeRow, Interrupt
-from headrace.engine.blocks import BlockManager
 from headrace.engine.build import build_engine
 from headrace.engine.engine import Engine
 from headrace.engine.filling import Filling
-from headrace.engine.null_backend import NullBackend
 from headrace.engine.options import EngineOptions
 from headrace.engine.pace import Pace
 from headrace.engine.request import FinishReason, Output
@@ -30,7 +24,6 @@ from headrace.engine.torch_backend import TorchBackend
 from headrace.model.batch import Span
 from headrace.model.config import KVGroup
 from headrace.model.kv import KVCache
-from headrace.model.sampler import Sampled
 from headrace.model.sampling import SamplingParams
 from headrace.model.tokenizer import Tokenizer
 from headrace.model.transformer import Model
@@ -46,6 +39,15 @@ from tests.engine.ledger import (
     prompt_of,
 )
 from tests.engine.north import VOCABULARY, generate, prompts
+from tests.engine.simulated import (
+    Machine,
+    Restless,
+    Uneven,
+    busy_machine,
+    gaps_beside_a_long_prompt,
+    machine,
+    percentile_99,
+)
 from tests.engine.test_riding import Whim
 from tests.engine.test_schedules import FULL, MAX_CONTEXT, SLIDING, actions, assert_empty, play
 from tests.engine.test_torch_backend import rows_of
@@ -188,104 +190,6 @@ def test_a_pass_stops_for_rows_that_only_feed() -> None:
     assert not client.tokens[2]
 
 
-class Machine(NullBackend):
-    """What steps and chunks cost on an H200, by their rows and tokens, on a clock of its own.
-
-    By `accidents`, the first layers of a pass take so many seconds more; passes are counted from 0.
-    """
-
-    accidents: Mapping[int, float] = {}
-
-    def __init__(self, *, layered: bool) -> None:
-        super().__init__(vocab_size=300_000, max_rows=16, max_steps=16)
-        self.now = 0.0
-        self._passes = 0
-        if layered:
-            self.layers = 49
-            self.full = [layer % 4 == 0 for layer in range(49)]
-            self.begin = self._begin
-
-    def perf_counter(self) -> float:
-        return self.now
-
-    def prefill(self, chunks: Seq[Span]) -> None:
-        self.now += self._cost(chunks)
-
-    def _cost(self, chunks: Seq[Span]) -> float:
-        return 0.036 + 22e-6 * sum(len(span.tokens) for span in chunks)
-
-    def _begin(self, chunks: Seq[Span]) -> Callable[[int], None]:
-        late = self.accidents.get(self._passes, 0.0)
-        self._passes += 1
-
-        def advance(layers: int) -> None:
-            nonlocal late
-            self.now += self._cost(chunks) * layers / self.layers + late
-            late = 0.0
-
-        return advance
-
-    def run(self, rows: Seq[DecodeRow], steps: int, interrupt: Interrupt) -> Iterator[Seq[Sampled | None]]:
-        capacity = next(capacity for capacity in (1, 2, 4, 8, 16) if capacity >= len(rows))
-        for made in super().run(rows, steps, interrupt):
-            self.now += {1: 2.3e-3, 2: 3.2e-3, 4: 5e-3, 8: 8.8e-3, 16: 15.1e-3}[capacity]
-            yield made
-
-
-def machine(monkeypatch: pytest.MonkeyPatch, *, layered: bool) -> tuple[Engine, Machine]:
-    """An engine on such a machine, as `build` would put it together."""
-    backend = Machine(layered=layered)
-    engine = Engine(
-        backend=backend,
-        prefiller=backend,
-        scheduler=Scheduler(
-            BlockManager({FULL: 4096}, window=None),
-            pace=Pace(most=8192, gap=0.04, layered=layered),
-            max_sequences=16,
-            max_steps=16,
-            riding_rows=16,
-        ),
-        tokenizer=Tokenizer.synthetic(512),
-        vocab_size=300_000,
-        max_context=200_000,
-        queue=64,
-    )
-    monkeypatch.setattr("headrace.engine.engine.time", backend)
-    monkeypatch.setattr(filling, "time", backend)
-    return engine, backend
-
-
-def busy_machine(
-    monkeypatch: pytest.MonkeyPatch, *, layered: bool, streams: int, rehearse: bool = False
-) -> tuple[Engine, Machine, list[float]]:
-    """One on which so many streams run, with the times at which the first of them gets its tokens."""
-    engine, backend = machine(monkeypatch, layered=layered)
-    if rehearse:
-        engine.rehearse()
-    times: list[float] = []
-    forever = SamplingParams(temperature=0, max_tokens=10_000, ignore_eos=True)
-    engine.submit([1] * 500, forever, lambda output: times.append(backend.now))
-    for length in range(100, 100 * streams, 100):
-        engine.submit([1] * length, forever, lambda output: None)
-    while len(times) < 300:
-        engine.step()
-    times.clear()
-    return engine, backend, times
-
-
-def gaps_beside_a_long_prompt(
-    monkeypatch: pytest.MonkeyPatch, *, layered: bool, streams: int, rehearse: bool = False
-) -> tuple[list[float], float]:
-    """Seconds between tokens of a stream while a prompt of 100,000 tokens is computed, and for the prompt."""
-    engine, backend, times = busy_machine(monkeypatch, layered=layered, streams=streams, rehearse=rehearse)
-    answer: list[Output] = []
-    begin = backend.now
-    engine.submit([1] * 100_000, SamplingParams(temperature=0, max_tokens=1), answer.append)
-    while not answer:
-        engine.step()
-    return [after - before for before, after in itertools.pairwise(times)], backend.now - begin
-
-
 @pytest.mark.parametrize(("streams", "share"), [(1, 0.75), (4, 0.8), (12, 1.0)])
 def test_no_gap_is_longer_than_the_bound_and_the_prompt_takes_less(
     monkeypatch: pytest.MonkeyPatch, streams: int, share: float
@@ -344,57 +248,8 @@ def test_the_log_tells_of_every_part(
     assert "Learnt: a chunk 36.0 ms and 22.0 us a token" in lines[-1]
 
 
-class Uneven(Machine):
-    """Every fourth layer sees the whole past: for each pair of tokens four products of 4096 numbers, at
-    550 TFLOP/s. The others cost what they do at the beginning of a prompt."""
-
-    def _begin(self, chunks: Seq[Span]) -> Callable[[int], None]:
-        pairs = sum(len(span.tokens) * (span.start + span.end) / 2 for span in chunks)
-        costs = (
-            self._cost(chunks) / self.layers + (pairs * 4 * 4096 / 550e12 if layer % 4 == 0 else 0.0)
-            for layer in range(self.layers)
-        )
-
-        def advance(layers: int) -> None:
-            self.now += sum(itertools.islice(costs, layers))
-
-        return advance
-
-
-class Restless(Uneven):
-    """As the log of a server on an H200 tells: passes of 98 ms and 21.5 us a token, the first part of one
-    24 ms longer at the beginning of a prompt, up to 8 ms later and 15 if it is small; and chance in all."""
-
-    def __init__(self, *, layered: bool) -> None:
-        super().__init__(layered=layered)
-        self._dice = random.Random(8)
-
-    def _cost(self, chunks: Seq[Span]) -> float:
-        return 0.098 + 21.5e-6 * sum(len(span.tokens) for span in chunks)
-
-    def _begin(self, chunks: Seq[Span]) -> Callable[[int], None]:
-        small = sum(len(span.tokens) for span in chunks) < 4096
-        late = 0.015 if small else self._dice.uniform(0.0, 0.008)
-        if not any(span.start for span in chunks):
-            late = 0.024
-        plain = super()._begin(chunks)
-
-        def advance(layers: int) -> None:
-            nonlocal late
-            begun = self.now
-            plain(layers)
-            self.now = begun + (self.now - begun) * max(0.9, self._dice.gauss(1, 0.05)) + late
-            late = 0.0
-
-        return advance
-
-
-def percentile_99(gaps: list[float]) -> float:
-    return sorted(gaps)[int(0.99 * len(gaps))]
-
-
 def test_layers_that_see_the_whole_past_are_allowed_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tests.engine.test_filling.Machine", Uneven)
+    monkeypatch.setattr("tests.engine.simulated.Machine", Uneven)
     gaps, _ = gaps_beside_a_long_prompt(monkeypatch, layered=True, streams=4)
     assert max(gaps[5:]) < 0.0405
     assert percentile_99(gaps) > 0.035
@@ -402,7 +257,7 @@ def test_layers_that_see_the_whole_past_are_allowed_for(monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("streams", [1, 4])
 def test_hardly_a_gap_is_longer_than_the_bound(monkeypatch: pytest.MonkeyPatch, streams: int) -> None:
-    monkeypatch.setattr("tests.engine.test_filling.Machine", Restless)
+    monkeypatch.setattr("tests.engine.simulated.Machine", Restless)
     gaps, seconds = gaps_beside_a_long_prompt(monkeypatch, layered=True, streams=streams)
     assert percentile_99(gaps) < 0.04
     assert max(gaps) < 0.05

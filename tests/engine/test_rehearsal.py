@@ -24,7 +24,7 @@ from headrace.model.sampling import SamplingParams
 from headrace.model.tokenizer import Tokenizer
 from headrace.model.transformer import Model
 from tests.engine.north import generate, prompts
-from tests.engine.test_filling import Machine, gaps_beside_a_long_prompt
+from tests.engine.simulated import Machine, gaps_beside_a_long_prompt, machine
 
 
 def run_on(backend: TorchBackend, span: Span, layers: int) -> None:
@@ -110,7 +110,7 @@ class Rehearsed(Machine):
 
 
 def test_costs_are_known_before_the_first_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tests.engine.test_filling.Machine", Rehearsed)
+    monkeypatch.setattr("tests.engine.simulated.Machine", Rehearsed)
     gaps, seconds = gaps_beside_a_long_prompt(monkeypatch, layered=True, streams=4, rehearse=True)
     unknown, late = gaps_beside_a_long_prompt(monkeypatch, layered=True, streams=4)
     assert max(gaps) < 0.0405
@@ -119,9 +119,7 @@ def test_costs_are_known_before_the_first_prompt(monkeypatch: pytest.MonkeyPatch
 
 
 def test_an_engine_rehearses_on_its_own_thread_before_it_is_ready(monkeypatch: pytest.MonkeyPatch) -> None:
-    from tests.engine.test_filling import machine
-
-    monkeypatch.setattr("tests.engine.test_filling.Machine", Rehearsed)
+    monkeypatch.setattr("tests.engine.simulated.Machine", Rehearsed)
     core, _ = machine(monkeypatch, layered=True)
     engine = AsyncEngine(core)
     told: list[str | None] = [engine.unready]
@@ -140,9 +138,7 @@ def test_an_engine_rehearses_on_its_own_thread_before_it_is_ready(monkeypatch: p
 
 
 def test_an_engine_whose_rehearsal_fails_says_so_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    from tests.engine.test_filling import machine
-
-    monkeypatch.setattr("tests.engine.test_filling.Machine", Rehearsed)
+    monkeypatch.setattr("tests.engine.simulated.Machine", Rehearsed)
     monkeypatch.setattr(Rehearsed, "failure", RuntimeError("out of memory"))
     engine = AsyncEngine(machine(monkeypatch, layered=True)[0])
     with pytest.raises(EngineDeadError, match="out of memory"):

@@ -25,14 +25,6 @@ struct Consumer {
   // All consumers.
   __device__ __forceinline__ void meet_all() const { ptx::meet(ALL_CONSUMERS, CONSUMERS); }
 
-  // The warps that share a tile.
-  __device__ __forceinline__ void meet_tile() const {
-    if (WIDE)
-      meet_all();
-    else
-      ptx::meet(FIRST_GROUP + group(), isa::GROUP_THREADS);
-  }
-
   // Which group of tiles `index` of a task is for.
   __device__ __forceinline__ bool owns_tile(int index) const { return index % TILE_GROUPS == group(); }
 

@@ -27,12 +27,6 @@ __device__ __forceinline__ void submit_message(Shared& s, const Params& p, uint3
   ptx::barrier_arrive(&s.message_full[sequence % MESSAGES], 1);
 }
 
-// Until the message of this number has left: its payload may be written anew. For messages at most MESSAGES back.
-__device__ __forceinline__ void wait_sent(Shared& s, uint32_t sequence) {
-  const uint32_t slot = sequence % MESSAGES, lap = sequence / MESSAGES;
-  wait_barrier(s, &s.message_empty[slot], lap & 1, Waited::MESSAGE_FREE, slot);
-}
-
 __device__ constexpr Agent agent_of(int warp) {
   if (warp < CONSUMER_WARPS) return Agent::CONSUMER;
   return warp == LOADER_WARP ? Agent::LOADER : warp == ROUTER_WARP ? Agent::ROUTER : Agent::MERGER;

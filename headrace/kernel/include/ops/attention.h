@@ -7,22 +7,20 @@
 // so that the columns of a score tile that a lane gets are those that it needs (headrace/model/kv.py).
 #pragma once
 
-#include "consumer.h"
+#include "gemm.h"
 #include "items.h"
 #include "kv.h"
 
 struct Attention {
   static constexpr int K_BLOCKS = HEAD_DIM / 32, DIM_TILES = HEAD_DIM / 8, OWN_TILES = DIM_TILES / 4;
-  uint4 query[K_BLOCKS];          // arranged: see split_product
+  uint4 query[K_BLOCKS];          // as split_product takes them
   float output[OWN_TILES][2][4];  // of the warp's dimensions
   float maximum, total;           // of row g, alike in all warps
 };
 
-// A lane's 16 bytes of a row, eight columns x, y, z, w, as the tensor core's wide operand: it takes x, y for row g and z, w
-// for row g + 8. So with X, Y the product is right in its upper half, and with Z, W in its lower half, and no register
+// A lane's 16 bytes of a row, eight columns x, y, z, w, as the tensor core's wide operand: arranged, it takes x, y for row g
+// and z, w for row g + 8. So with X, Y the product is right in its upper half, and with Z, W in its lower half, and no register
 // has to be moved; the other halves are thrown away.
-__device__ __forceinline__ uint4 arranged_rows(const uint4& columns) { return make_uint4(columns.x, columns.z, columns.y, columns.w); }
-
 __device__ __forceinline__ void split_product(float (&sums)[2][4], const uint4& rows, const uint4& other) {
   ptx::multiply_add(sums[0], rows.x, rows.y, rows.z, rows.w, other.x, other.y);
   ptx::multiply_add(sums[1], rows.x, rows.y, rows.z, rows.w, other.z, other.w);
@@ -167,7 +165,7 @@ __device__ __forceinline__ float weigh(Consumer& c, Attention& a, const GroupPla
     float weight[8];
 #pragma unroll
     for (int n = 0; n < 8; n++) weight[n] = ptx::exp(score[n], base);
-    weights[place.part * 32 + c.lane()] = arranged_rows(make_uint4(ptx::pack(weight[0], weight[1]), ptx::pack(weight[2], weight[3]),
+    weights[place.part * 32 + c.lane()] = arranged(make_uint4(ptx::pack(weight[0], weight[1]), ptx::pack(weight[2], weight[3]),
                                                                    ptx::pack(weight[4], weight[5]), ptx::pack(weight[6], weight[7])));
     sum = sum_of_row(((weight[0] + weight[1]) + (weight[2] + weight[3])) + ((weight[4] + weight[5]) + (weight[6] + weight[7])));
   }
@@ -221,7 +219,7 @@ __device__ __forceinline__ void attend(Consumer& c, Attention& a, const GroupPla
   for (int n = 0; n < blocks; n++, ring.advance(2)) add_values(c, a, place, ring, weights + n * 64);
 }
 
-// An item's record, straight to where the mergers read it: the publisher would be too slow for so many.
+// An item's record, straight to where the mergers read it.
 __device__ __forceinline__ void store_partials(const Consumer& c, const isa::Descriptor& task, const Attention& a,
                                                const GroupPlace& place, int row, int head, int chunk) {
   const int query = c.lane() >> 2, quarter = c.lane() & 3;
@@ -247,7 +245,7 @@ __device__ __forceinline__ void load_queries(Consumer& c, const isa::Descriptor&
     const int tile = head * QKV_TILES + query * HEAD_TILES + 4 * k + (c.lane() & 3);
     const uint4 columns = query < GROUP ? ptx::load_shared_data(qkv + (static_cast<size_t>(tile) * ROWS + row) * 16)
                                         : make_uint4(0, 0, 0, 0);
-    a.query[k] = arranged_rows(columns);
+    a.query[k] = arranged(columns);
   }
 }
 
