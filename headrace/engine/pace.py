@@ -18,6 +18,7 @@ from statistics import median
 
 from headrace.engine.filling import Filling
 from headrace.engine.part_costs import PartCosts
+from headrace.model.tiled import LEAST, TILE
 
 FEWEST = 64  # tokens that a step takes in whatever the bound says, so that every prompt gets done
 _GROWTH = 2  # at most so many times the largest chunk so far: a first guess must not be far off
@@ -74,6 +75,21 @@ class Pace:
         if self._cost.alike:  # twice as large costs the streams nothing where only some layers run in a step
             wanted = wanted * 2 if self.layered else wanted // 2
         return max(1, min(self.most, max(FEWEST, wanted)))
+
+    def bearable(self, *, streams: int, past: int) -> int:
+        """How many tokens after a `past` of so many a chunk may have, for its dearest layer to fit into a step.
+        One that sees all of a long past may take longer than the bound by itself.
+
+        Where these make up whole tiles, the chunk ends with one: what sticks out attends at half the speed.
+        """
+        if not streams or not self.layered or not self._cost.slope:
+            return self.most
+        fixed, slope = self._cost.fixed, self._cost.slope
+        fitting = self._parts.tokens(room=self._room(streams), past=past, fixed=fixed, slope=slope)
+        if fitting >= self.most:
+            return self.most
+        whole = (past + int(fitting)) // TILE * TILE - past
+        return whole if whole >= LEAST * TILE else max(FEWEST, int(fitting))
 
     def layers(self, filling: Filling, *, rows: int) -> int:
         """How many of a pass's next layers may run before a step of `rows` rows."""

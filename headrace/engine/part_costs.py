@@ -7,14 +7,18 @@ that sees all of them took 26 ms where the others took 6. So a part is not as de
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from itertools import combinations
+from math import inf, sqrt
 from statistics import median
 
 from headrace.engine.filling import Filling, Part
 
 _PARTS = 24  # the newest, which the cost of the past is learnt from
 _BEGINNINGS = 16  # the newest passes, of which the dearest beginning is allowed for
+_LATER = 3  # the newest passes that were not a prompt's first, likewise, where chunks are sized
 _SURE = 0.88  # of the room is planned: one part in a hundred took 14 % more than foreseen
+_OWN = 0.55  # share of a pass that may be its own cost, and not its tokens': prompts take too long else
 _LEAST = 0.1  # a pass would cost this share of its time at least if there were no past, whatever noise says
 
 
@@ -27,8 +31,10 @@ class PartCosts:
 
     def __init__(self) -> None:
         self.pair = 0.0
+        self._full: Sequence[bool] = ()  # of every layer of a pass, whether it sees all of the past
         self._points: deque[tuple[int, float, float]] = deque(maxlen=_PARTS)
         self._beginnings: deque[float] = deque(maxlen=_BEGINNINGS)
+        self._later: deque[float] = deque(maxlen=_LATER)
 
     def __str__(self) -> str:
         """What has been learnt, for the log."""
@@ -49,6 +55,24 @@ class PartCosts:
                 return max(1, count)
         return filling.left
 
+    def tokens(self, *, room: float, past: int, fixed: float, slope: float) -> float:
+        """How many tokens after a `past` of so many a pass may have for each of its layers to run in `room`
+        seconds, where it costs fixed + slope * tokens besides what its past does.
+
+        The first layer comes with the beginning, which is left out where no pass would be short enough. No
+        pass is to be so small that more than _OWN of what it costs is `fixed`, whatever its layers take.
+        """
+        if not self._full:
+            return inf
+        left = _SURE * room - fixed / len(self._full)
+        beginning = max(self._later, default=0.0) if self._full[0] else 0.0
+        if beginning < left:
+            left -= beginning
+        each = slope / len(self._full) + self.pair * past  # token, besides those before it that it sees
+        fitting = 2 * left / (each + sqrt(each**2 + 2 * self.pair * left)) if left > 0 else 0.0
+        worth = fixed * (1 - _OWN) / _OWN / (slope + sum(self._full) * self.pair * past)
+        return max(fitting, worth)
+
     def bare(self, filling: Filling) -> float:
         """Seconds of a pass that is complete, had its tokens no past and did not see each other."""
         past = sum(filling.full) * self._past(filling)
@@ -56,6 +80,7 @@ class PartCosts:
 
     def observe(self, filling: Filling) -> None:
         """Learn from the part of a pass that was run last."""
+        self._full = filling.full
         first, *later = filling.parts
         if not later:
             return
@@ -66,6 +91,8 @@ class PartCosts:
         if not filling.left:
             layer = self._rest(filling, later) / sum(part.layers for part in later)
             self._beginnings.append(max(0.0, self._rest(filling, [first]) - first.layers * layer))
+            if all(span.start for span in filling.chunks):
+                self._later.append(self._beginnings[-1])
 
     def _past(self, filling: Filling) -> float:
         """What a layer that sees all of the past costs more than the others."""

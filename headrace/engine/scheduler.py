@@ -157,7 +157,7 @@ class Scheduler:
         riders = self._riders(prefilling, streams, free)
         rides = dict(shares(riders, free))
         others = [sequence for sequence in prefilling if sequence not in rides]
-        budget = 0 if under_way else self.pace.tokens(streams=streams, prompts=len(others))
+        budget = 0 if under_way else self._budget(others, streams)
         chunks = dict(shares(others, budget))
         free -= sum(rides.values())
         complete: list[Sequence] = []
@@ -169,6 +169,12 @@ class Scheduler:
             elif self._plan_ride(plan, sequence, rides[sequence], decode=len(complete) < free):
                 complete.append(sequence)
         return complete
+
+    def _budget(self, prompts: list[Sequence], streams: int) -> int:
+        """How many tokens of `prompts` may begin, as if all of them had the longest past."""
+        past = max((sequence.computed for sequence in prompts), default=0)
+        bearable = self.pace.bearable(streams=streams, past=past)
+        return min(self.pace.tokens(streams=streams, prompts=len(prompts)), bearable)
 
     def _riders(self, prefilling: list[Sequence], streams: int, free: int) -> list[Sequence]:
         """Those that are fed in `free` decode rows: all, or those that have begun so, or none.

@@ -120,7 +120,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, *, layered: bool) -> tuple[Engine, 
         backend=backend,
         prefiller=backend,
         scheduler=Scheduler(
-            BlockManager({FULL: 4096}, window=None),
+            BlockManager({FULL: 8192}, window=None),
             pace=Pace(most=8192, gap=0.04, layered=layered),
             max_sequences=16,
             max_steps=16,
@@ -128,7 +128,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, *, layered: bool) -> tuple[Engine, 
         ),
         tokenizer=Tokenizer.synthetic(512),
         vocab_size=300_000,
-        max_context=200_000,
+        max_context=262_144,
         queue=64,
     )
     monkeypatch.setattr("headrace.engine.engine.time", backend)
@@ -155,13 +155,18 @@ def busy_machine(
 
 
 def gaps_beside_a_long_prompt(
-    monkeypatch: pytest.MonkeyPatch, *, layered: bool, streams: int, rehearse: bool = False
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    layered: bool,
+    streams: int,
+    rehearse: bool = False,
+    tokens: int = 100_000,
 ) -> tuple[list[float], float]:
-    """Seconds between tokens of a stream while a prompt of 100,000 tokens is computed, and for the prompt."""
+    """Seconds between tokens of a stream while a prompt of so many is computed, and for the prompt."""
     engine, backend, times = busy_machine(monkeypatch, layered=layered, streams=streams, rehearse=rehearse)
     answer: list[Output] = []
     begin = backend.now
-    engine.submit([1] * 100_000, SamplingParams(temperature=0, max_tokens=1), answer.append)
+    engine.submit([1] * tokens, SamplingParams(temperature=0, max_tokens=1), answer.append)
     while not answer:
         engine.step()
     return [after - before for before, after in itertools.pairwise(times)], backend.now - begin
