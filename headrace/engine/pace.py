@@ -77,8 +77,8 @@ class Pace:
         return max(1, min(self.most, max(FEWEST, wanted)))
 
     def bearable(self, *, streams: int, past: int) -> int:
-        """How many tokens after a `past` of so many a chunk may have, for its dearest layer to fit into a step.
-        One that sees all of a long past may take longer than the bound by itself.
+        """How many tokens after a `past` of so many a chunk may have for any layer of it to fit into a step:
+        one that sees all of a long past may take longer than the bound by itself.
 
         Where these make up whole tiles, the chunk ends with one: what sticks out attends at half the speed.
         """
