@@ -71,9 +71,10 @@ def plan_attention(
         return 0
     shapes = {shape for window in windows for shape in tiled.shapes(tokens, context, window, tile)}
     for shape in sorted(shapes, key=lambda shape: (shape.queries, shape.keys)):
-        q = torch.zeros(shape.queries, config.num_heads, config.head_dim, dtype=dtype, device=device)
-        k = torch.zeros(shape.keys, config.num_kv_heads, config.head_dim, dtype=dtype, device=device)
-        tiled.cudnn(q, k, k, causal=shape.causal, joined=shape.joined)
+        queries, keys = shape.count * shape.queries, shape.count * shape.keys
+        q = torch.zeros(queries, config.num_heads, config.head_dim, dtype=dtype, device=device)
+        k = torch.zeros(keys, config.num_kv_heads, config.head_dim, dtype=dtype, device=device)
+        tiled.cudnn(q, k, k, causal=shape.causal, joined=shape.joined, count=shape.count)
     torch.cuda.synchronize(device)  # so that the time is that of the plans
     torch.cuda.reset_peak_memory_stats(device)
     return len(shapes)

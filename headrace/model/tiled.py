@@ -54,6 +54,7 @@ class Shape:
     keys: int
     causal: bool
     joined: bool
+    count: int = 1
 
 
 class Attend(Protocol):
@@ -137,15 +138,12 @@ def longest_piece(keys: int, tile: int) -> int:
 
 
 def shapes(chunk: int, context: int, window: int | None, tile: int) -> list[Shape]:
-    """All that `plan_blocks` can ask for, for chunks of up to `chunk` tokens that end by `context`.
-
-    But for `pairs`, of which there is one in any long chunk.
-    """
+    """All that `attend_blocks` can ask for, in passes of up to `chunk` tokens, none behind `context`."""
     whole = min(chunk, context) // tile * tile
     if whole < LEAST * tile or (window is not None and window % tile):
         return []
     queries = _powers(whole if window is None else min(whole, window), tile)
-    longest = longest_piece(context, tile) if window is None else window
+    longest = longest_piece(context - tile, tile) if window is None else window
     keys = _powers(min(longest, context), tile)
     found = [Shape(count, count, causal=True, joined=True) for count in queries]
     alone = [count for count in queries if count >= min(LEAST * tile, queries[-1])]  # at the beginning
@@ -158,7 +156,16 @@ def shapes(chunk: int, context: int, window: int | None, tile: int) -> list[Shap
     ]
     if window is not None:
         found += [Shape(count - 1, count - 1, causal=True, joined=True) for count in queries]
+        found += _pair_shapes(chunk, context, window) if window in queries else []
     return found
+
+
+def _pair_shapes(chunk: int, context: int, window: int) -> list[Shape]:
+    """Of `pairs`: the beginnings of two prompts see nothing else; in one prompt the second window does."""
+    if chunk < 2 * window:
+        return []
+    joined = (False, True) if context >= 2 * window else (False,)
+    return [Shape(window, window, causal=True, joined=each, count=2) for each in joined]
 
 
 def _powers(most: int, tile: int) -> list[int]:

@@ -225,16 +225,21 @@ def test_all_shapes_are_foreseen(window: int | None, chunk: int) -> None:
             end = (start + tiles) * 1024
             if end <= context:
                 blocks = tiled.plan_blocks(start * 1024, end, window, 1024, row=0, key=0, device=CPU)
-                met |= {shape for block in blocks for shape in shapes_of(block)}
+                met |= {shape for group in tiled.pairs(blocks, window) for shape in shapes_of(group)}
+    if window is not None and 2 * window <= chunk:  # two prompts that begin
+        each = (tiled.plan_blocks(0, window, window, 1024, row=at, key=at, device=CPU) for at in (0, window))
+        [pair] = tiled.pairs([block for blocks in each for block in blocks], window)
+        met |= shapes_of(pair)
     assert met <= set(tiled.shapes(chunk, context, window, 1024))
     assert len(tiled.shapes(chunk, context, window, 1024)) < 1.5 * len(met)
 
 
-def shapes_of(block: tiled.Block) -> set[tiled.Shape]:
-    joined = len(block.parts) > 1
-    return {
+def shapes_of(group: list[tiled.Block]) -> set[tiled.Shape]:
+    own, joined = group[0].parts[0].queries, any(len(block.parts) > 1 for block in group)
+    return {tiled.Shape(own, own, True, joined, len(group))} | {
         tiled.Shape(part.queries, part.keys.stop - part.keys.start, part.causal, joined)
-        for part in block.parts
+        for block in group
+        for part in block.parts[1:]
     }
 
 
