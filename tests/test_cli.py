@@ -16,11 +16,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from headrace.cli import app
+from headrace.cli import app, console
 from headrace.cli.chat import _speak
 from headrace.cli.info import HOPPER, Machine, _verdict, size
 from headrace.cli.options import EngineFlags, parse_size
 from headrace.client import Client, Piece
+from headrace.engine.engine import Engine
 from headrace.engine.options import EngineOptions
 from tests.server.scripted import REPLY, Scripted, scripted_server
 
@@ -249,6 +250,15 @@ def test_serve_as_a_user_runs_it() -> None:
         finally:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
+
+
+def test_a_server_has_rehearsed_before_it_listens(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+    monkeypatch.setattr(Engine, "rehearse", lambda self: done.append("rehearsed"))
+    monkeypatch.setattr("headrace.server.run", lambda *_, **__: done.append("listens"))
+    monkeypatch.setattr(console, "configure_server_logging", lambda **_: None)
+    assert headrace("serve", *SYNTHETIC, "--port", str(_free_port())).exit_code == 0
+    assert done == ["rehearsed", "listens"]
 
 
 def test_the_module_imports_no_torch_for_help() -> None:

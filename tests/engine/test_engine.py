@@ -168,6 +168,43 @@ def test_a_cancellation_interrupts_the_call_under_way() -> None:
     assert outputs[-1].finish_reason is FinishReason.CANCELLED
 
 
+class IsAskedDuringTheCall(NullBackend):
+    """A request comes in its second step. It keeps how many steps its calls took, and after how many of all
+    of them the request got its tokens."""
+
+    engine: Engine
+
+    def __init__(self, *, max_steps: int) -> None:
+        super().__init__(vocab_size=512, max_rows=4, max_steps=max_steps)
+        self.calls: list[int] = []
+        self.answered: list[int] = []
+
+    def run(
+        self, rows: Sequence[DecodeRow], steps: int, interrupt: Interrupt
+    ) -> Iterator[Sequence[Sampled | None]]:
+        self.calls.append(0)
+        for made in super().run(rows, steps, interrupt):
+            self.calls[-1] += 1
+            if sum(self.calls) == 2:
+                self.engine.submit([1], SamplingParams(max_tokens=5, ignore_eos=True), self._answer)
+            yield made
+
+    def _answer(self, output: Output) -> None:
+        self.answered.append(sum(self.calls))
+
+
+def test_a_request_joins_the_call_under_way_at_the_end_of_its_step() -> None:
+    backend = IsAskedDuringTheCall(max_steps=16)
+    engine = backend.engine = text_engine(backend=backend)
+    engine.submit([1], SamplingParams(max_tokens=40, ignore_eos=True), lambda output: None)
+    while not backend.calls:
+        engine.step()
+    assert backend.calls == [2]
+    run(engine)
+    assert backend.answered[0] <= 4, "one step may go by while the prompt is taken in"
+    assert len(backend.answered) == 5
+
+
 def test_calls_take_several_steps_only_when_nobody_waits() -> None:
     engine, backend = ledger_engine({FULL: 16}, max_sequences=1, max_steps=4)
     client = Client(engine)
@@ -182,7 +219,7 @@ def test_calls_take_several_steps_only_when_nobody_waits() -> None:
 
 
 def test_a_long_prompt_does_not_stop_the_others() -> None:
-    engine, backend = ledger_engine({FULL: 16}, chunk_tokens=50, max_context=700)
+    engine, backend = ledger_engine({FULL: 16}, chunk_tokens=50, max_context=700, max_steps=4)
     client = Client(engine)
     submit(engine, client, 1, 5, max_tokens=100)
     while len(client.tokens[1]) < 5:
@@ -193,7 +230,7 @@ def test_a_long_prompt_does_not_stop_the_others() -> None:
         engine.step()
     chunks = [tokens for rows, tokens in backend.calls if not rows]
     assert chunks == [50] * 9 + [49]
-    assert all(rows for rows, _ in backend.calls[1::2]), "a decode call follows every chunk"
+    assert set(backend.calls[1:-1:2]) == {(1, 1)}, "a decode call of one step follows every chunk"
 
 
 def test_failure_ends_every_request_with_an_error() -> None:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
+from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
+from typing import Any, NoReturn, cast
 
 import pytest
 import torch
@@ -12,11 +16,11 @@ import torch
 from headrace.engine import build, rehearsal
 from headrace.engine.async_engine import AsyncEngine
 from headrace.engine.build import build_engine
-from headrace.engine.options import EngineOptions
+from headrace.engine.options import GPU_CHUNK, EngineOptions
 from headrace.engine.request import EngineDeadError
 from headrace.engine.torch_backend import TorchBackend
 from headrace.model.batch import Span
-from headrace.model.config import KVGroup, MoEMLP
+from headrace.model.config import KVGroup, ModelConfig, MoEMLP
 from headrace.model.kv import KVCache
 from headrace.model.memory import kv_bytes_per_token, prompt_bytes
 from headrace.model.presets import NORTH_MINI_CODE
@@ -69,7 +73,56 @@ def test_the_largest_pass_after_the_longest_past_comes_first(model: Model) -> No
     }
     assert [tokens for tokens, _ in timed] == [64, 512]
     assert all(seconds > 0 for _, seconds in timed)
-    assert {len(span.tokens) for span, _ in ran} >= {64, 128, 256, 512}
+    assert all(len(set(span.tokens)) > len(span.tokens) / 2 for span, _ in ran), "all go to the same experts"
+
+
+@pytest.mark.parametrize("size", [64, 128, 256, 512])
+def test_there_are_passes_of_every_size_with_a_past_and_without(model: Model, size: int) -> None:
+    ran, _ = rehearsed(model, KVCache(model.config, dict.fromkeys(KVGroup, 3), dtype=torch.float32))
+    assert {span.start > 0 for span, _ in ran if len(span.tokens) == size} == {False, True}
+
+
+def test_attention_is_planned_before_the_first_pass(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[object] = []
+
+    def plan(*given: object, tokens: int, context: int) -> int:
+        done.append((tokens, context))
+        return 0
+
+    monkeypatch.setattr(rehearsal, "plan_attention", plan)
+    cache = KVCache(model.config, dict.fromkeys(KVGroup, 3), dtype=torch.float32)
+    rehearsal.rehearse(
+        model.config, cache, lambda span, layers: done.append(layers), tokens=600, context=1500
+    )
+    assert done[0] == (600, 1500)
+    assert len(done) > 1
+
+
+def test_on_a_gpu_there_is_a_rehearsal_of_the_models_own_passes(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Elsewhere there is nothing to do."""
+    cache = KVCache(model.config, dict.fromkeys(KVGroup, 3), dtype=torch.float32)
+    backend = TorchBackend(model, cache, max_rows=4)
+    spans, sizes, begun = [Span([1], 0, {}), Span([1, 2], 5, {})], [], []
+
+    def rehearse(config: object, given_cache: object, run: rehearsal.Run, **given: int) -> Any:
+        assert (config, given_cache) == (model.config, cache)
+        sizes.append(given)
+        for layers, span in enumerate(spans):
+            run(span, layers)
+        return [(64, 0.5)]
+
+    def begin(chunks: Seq[Span]) -> Callable[[int], None]:
+        return lambda layers: begun.append((*chunks, layers))
+
+    monkeypatch.setattr("headrace.engine.torch_backend.rehearse", rehearse)
+    monkeypatch.setattr(backend, "begin", begin)
+    assert backend.rehearse(tokens=600, context=1500) == []
+    monkeypatch.setattr(Model, "device", torch.device("cuda"))
+    assert backend.rehearse(tokens=600, context=1500) == [(64, 0.5)]
+    assert sizes == [{"tokens": 600, "context": 1500}]
+    assert begun == [(spans[0], 0), (spans[1], 1)]
 
 
 def test_tokens_are_the_same_after_a_rehearsal(
@@ -146,21 +199,53 @@ def test_an_engine_whose_rehearsal_fails_says_so_at_once(monkeypatch: pytest.Mon
     assert engine.dead
 
 
-@pytest.mark.parametrize("free", [20 * 2**30, 80 * 2**30])
+class StopError(Exception):
+    """Raised where the pool would be sized: no GPU is needed until then."""
+
+
+@pytest.mark.parametrize("context", [None, 20_000])
+@pytest.mark.parametrize("free", [8 * 2**30, 20 * 2**30, 80 * 2**30])
 def test_the_pool_leaves_prompts_what_their_largest_pass_takes(
-    monkeypatch: pytest.MonkeyPatch, free: int
+    monkeypatch: pytest.MonkeyPatch, free: int, context: int | None
 ) -> None:
-    config, dtype = NORTH_MINI_CODE, torch.bfloat16
+    """On a GPU with as little free as this; a tenth of what there is in any case."""
+    config, dtype, sized = NORTH_MINI_CODE, torch.bfloat16, []
+
+    def size_pool(
+        config: ModelConfig, options: EngineOptions, *, available: int, dtype: torch.dtype
+    ) -> NoReturn:
+        sized.append((options, available))
+        raise StopError
+
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, 144 * 2**30))
-    options = EngineOptions(prefill_chunk=8192)
-    left = free - build._available_memory(torch.device("cuda"), build._reserve(config, options, dtype))
-    routed = config.layers[1].mlp
-    assert isinstance(routed, MoEMLP)
-    slots = 8192 * routed.top_k
-    experts = slots * (2 * config.hidden_size + 3 * routed.width) * 2
-    past = kv_bytes_per_token(config, KVGroup.FULL, dtype) // 13 * config.max_positions
+    monkeypatch.setattr(build, "choose_decode", lambda *_, **__: "torch")
+    monkeypatch.setattr(build, "size_pool", size_pool)
+    model = cast(Model, SimpleNamespace(config=config, device=torch.device("cuda"), dtype=dtype))
+    with pytest.raises(StopError):
+        build_engine(model, cast(Tokenizer, None), EngineOptions(max_context=context))
+    [(options, available)] = sized
+    assert options.prefill_chunk == GPU_CHUNK == 8192
+    left = free - available
+    past = kv_bytes_per_token(config, KVGroup.FULL, dtype) // 13 * (context or config.max_positions)
     parts = 16 * 8192 * config.num_heads * config.head_dim * 2
-    assert left >= max(experts, past + parts)
+    assert left >= 1.5 * max(expert_bytes(config, 8192), past + parts)
     assert left >= 0.09 * free
     assert left < 6 * 2**30 or left < 0.11 * free
+
+
+def expert_bytes(config: ModelConfig, tokens: int) -> int:
+    """What every slot of a routed feed-forward holds in bfloat16: in and out, gate, up and their product."""
+    routed = config.layers[1].mlp
+    assert isinstance(routed, MoEMLP)
+    return tokens * routed.top_k * (2 * config.hidden_size + 3 * routed.width) * 2
+
+
+def test_a_pass_needs_what_its_experts_do_where_that_is_more() -> None:
+    config, dtype = NORTH_MINI_CODE, torch.bfloat16
+    routed = config.layers[1].mlp
+    assert isinstance(routed, MoEMLP)
+    layers = tuple(replace(layer, mlp=replace(routed, top_k=64)) for layer in config.layers)
+    many = replace(config, layers=layers)
+    needed = prompt_bytes(many, tokens=8192, context=8192, dtype=dtype)
+    assert needed >= expert_bytes(many, 8192) > prompt_bytes(config, tokens=8192, context=8192, dtype=dtype)
     assert prompt_bytes(config, tokens=512, context=4096, dtype=dtype) < 2**30

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from headrace.kernel.build import compile_source, resources_of
-from headrace.kernel.prompt.passes import KERNELS, SOURCE, Passes, _passed, available, fits
+from headrace.kernel.prompt.passes import _MOST_PARTS, KERNELS, SOURCE, Passes, _passed, available, fits
 from headrace.model import cohere2_moe
 from headrace.model.config import DenseMLP, KVGroup, MoEMLP, Rope
 from headrace.model.kv import BLOCK_TOKENS, KVCache
@@ -171,7 +171,11 @@ class Bench:
             assert not theirs[:, 145:].any()
 
     def check_join(self) -> None:
-        counts, turned = [40, 40, 39, 40], [False, False, True, False]
+        """Of a few parts, and of as many as there can be."""
+        self._check_join([40, 40, 39, 40], [False, False, True, False])
+        self._check_join([40] * (_MOST_PARTS - 1) + [39], [False] * (_MOST_PARTS - 1) + [True])
+
+    def _check_join(self, counts: list[int], turned: list[bool]) -> None:
         values = [self.random(count, 40, 64) for count in counts]  # more than a block has threads
         sums = [torch.randn(40, count, device=self.device) * 3 + 100 for count in counts]
         ours, theirs = (self.random(40, 40, 64) for _ in "ab")
@@ -340,6 +344,14 @@ def test_models_with_other_sizes_are_left_alone() -> None:
 
 def test_other_devices_are_left_alone() -> None:
     assert not available(torch.device("cpu"))
+
+
+def test_more_parts_than_the_kernel_has_room_for_are_refused() -> None:
+    """They would be written behind what is passed to it, which has one size on both sides."""
+    values, sums, many = [torch.zeros(1, 1, 8)], [torch.zeros(1, 1)], _MOST_PARTS + 1
+    with pytest.raises(ValueError, match="17 parts are more than 16"):
+        Passes.join(OnHost(ctypes.CDLL(None)), values * many, sums * many, [False] * many, values[0])
+    assert f"MOST_PARTS = {_MOST_PARTS};" in SOURCE.read_text()
 
 
 def test_tensors_with_gaps_are_refused() -> None:
