@@ -98,11 +98,14 @@ class ChatReply:
     async def events(self) -> AsyncIterator[dict[str, Any]]:
         """The chunks: each choice's role, what it says, why it ended; then the usage if it was asked for.
 
-        Every delta has a `content`, since there are clients that break where it is missing.
+        Every delta has a `content`, since there are clients that break where it is missing. The role waits
+        for what is said first: there are clients that time the first chunk, and take it for the first token.
         """
-        for index in range(len(self._answers.turns)):
-            yield self._chunk(index, {"role": "assistant", "content": ""})
+        silent = set(range(len(self._answers.turns)))
         async for piece in self._answers.pieces():
+            if piece.index in silent:
+                silent.remove(piece.index)
+                yield self._chunk(piece.index, {"role": "assistant", "content": ""})
             for chunk in self._chunks(piece):
                 yield chunk
         if self._body.wants_usage_in_stream:

@@ -31,6 +31,7 @@ def _model(state: ServerState) -> dict[str, Any]:
         "object": "model",
         "created": state.created,
         "owned_by": "headrace",
-        "max_model_len": state.engine.max_context,  # vLLM's name for it, which clients read
+        "root": state.model_name,  # what it was made from: itself. This and the next are vLLM's, and are read
+        "max_model_len": state.engine.max_context,
         "default_sampling": dict(state.sampling),  # what holds where a request says nothing
     }

@@ -72,6 +72,7 @@ class EventStream(Response):
         self._dialect = dialect
         self._keep_alive = keep_alive
         self._last = 0.0
+        self._kept_alive = False  # whether a sign of life was the last that was sent
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -86,11 +87,21 @@ class EventStream(Response):
         alive = asyncio.ensure_future(self._send_signs_of_life(send)) if self._keep_alive else None
         try:
             async for line in self._lines():
-                await self._send(send, line)
+                await self._send(send, self._resumed(line))
         finally:
             if alive is not None:
                 alive.cancel()
         await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    def _resumed(self, line: str) -> str:
+        """The line, after a silence with a comment before it.
+
+        vLLM's bench client strips what the network brings, and with it the end of a comment that came alone:
+        it would take all that follows for a part of that. One that comes with the event ends both.
+        """
+        again = self._kept_alive and self._dialect.alive.startswith(":")
+        self._kept_alive = False
+        return self._dialect.alive + line if again else line
 
     async def _send(self, send: Send, line: str) -> None:
         self._last = asyncio.get_running_loop().time()
@@ -105,6 +116,7 @@ class EventStream(Response):
             if wait > 0:
                 await asyncio.sleep(wait)
             else:
+                self._kept_alive = True
                 await self._send(send, self._dialect.alive)
 
     async def _lines(self) -> AsyncIterator[str]:

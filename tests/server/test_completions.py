@@ -84,11 +84,6 @@ def test_logprobs_of_a_stream_continue_each_other(http: httpx.Client) -> None:
         assert [value for part in parts for value in part[key]] == values
 
 
-def test_what_vllms_bench_client_sends(http: httpx.Client) -> None:
-    body = {"prompt": "a", "stream": True, "repetition_penalty": 1.0, "logprobs": None, "temperature": 0.0}
-    assert len(events(http.post(PATH, json=body))) > 1
-
-
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
