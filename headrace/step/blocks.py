@@ -20,6 +20,9 @@ from headrace.step.isa import ELEMENT_BYTES, Buffer, Flag, Opcode, Pairing
 from headrace.step.machine import MERGED_TILES
 from headrace.step.weights import Kind, WeightMap
 
+# From so many rows on the router follows queries, keys and values: attention, which waits for these, is
+# long enough by then for experts to be chosen meanwhile.
+LATE_ROUTER_ROWS = 8
 NOMINAL_CONTEXT = 8192  # the row lengths that attention's shares are levelled out for
 
 _PAIRINGS = {
@@ -53,8 +56,14 @@ class BlockPlanner:
         mlp = self.config.layers[layer].mlp
         routing, routers = Wait(), self._none
         if not isinstance(mlp, DenseMLP):
-            routing, routers = self._router(layer, x, layer)
-        partials = self._attention(layer, self._qkv(layer, x, layer, routers))
+            routers = self._router_tiles(layer)
+        late = self.sizes.rows >= LATE_ROUTER_ROWS
+        if routers.any() and not late:
+            routing = self._router(layer, x, layer, routers)
+        qkv = self._qkv(layer, x, layer, routers)
+        if routers.any() and late:
+            routing = self._router(layer, x, layer, routers)
+        partials = self._attention(layer, qkv)
         if isinstance(mlp, DenseMLP):
             up = self._ffn_up(layer, x, layer, Kind.FFN_UP, Buffer.HIDDEN)
         else:
@@ -74,17 +83,17 @@ class BlockPlanner:
         if isinstance(mlp, DenseMLP):
             up = self._ffn_up(layer, y, norm, Kind.FFN_UP, Buffer.HIDDEN)
             return self._feed_forward_down(layer, mlp, up, None, Wait())
-        routing, _ = self._router(layer, y, norm)
+        routing = self._router(layer, y, norm, self._router_tiles(layer))
         up = self._expert_up(layer, y, norm, mlp, routing)
         return self._feed_forward_down(layer, mlp, up, self._shared_up(layer, y, norm), routing)
 
-    def _router(self, layer: int, x: Wait, norm: int) -> tuple[Wait, Ints]:
-        """The router goes where the loads are smallest: one tile an SM where there are enough SMs.
-
-        Gives its wait, and how many tiles every SM has.
-        """
+    def _router_tiles(self, layer: int) -> Ints:
+        """Tiles of the router for every SM: where the loads are smallest, and as many beside each KV head."""
         matrix = self.weights.get(Kind.ROUTER, layer)
-        counts = self._balanced(matrix.tiles, tile_bytes(matrix), self._none)
+        return self._balanced(matrix.tiles, tile_bytes(matrix), self._none, self._head_groups(matrix.tiles))
+
+    def _router(self, layer: int, x: Wait, norm: int, counts: Ints) -> Wait:
+        matrix = self.weights.get(Kind.ROUTER, layer)
         routing = Wait(self.builder.counter(f"router[{layer}]"), matrix.tiles)
         self.builder.gemm(
             Opcode.ROUTER,
@@ -98,15 +107,19 @@ class BlockPlanner:
             wait=x,
             signal_counter=routing.counter,
         )
-        return routing, counts
+        return routing
 
     def _qkv(self, layer: int, x: Wait, norm: int, routers: Ints) -> Wait:
-        """Gives the first of the counters, one for each KV head. `routers` are tiles that SMs do before."""
+        """Gives the first of the counters, one for each KV head. `routers` are tiles that SMs have besides.
+
+        Where KV heads share the SMs out evenly no SM has tiles of two: those would be two tasks.
+        """
         matrix = self.weights.get(Kind.QKV, layer)
         rope = _PAIRINGS[self.config.layers[layer].rope]
         unit = 2 if rope is Pairing.HALF_SPLIT else 1
         taken = -(-routers // unit)
-        counts = self._balanced(matrix.tiles // unit, tile_bytes(matrix) * unit, taken) * unit
+        groups = self._head_groups(matrix.tiles // unit)
+        counts = self._balanced(matrix.tiles // unit, tile_bytes(matrix) * unit, taken, groups) * unit
         ranges, head = Ranges.of(counts), self.sizes.qkv_tiles
         counters = [
             self.builder.counter(f"qkv[{layer}][{kv_head}]") for kv_head in range(self.sizes.kv_heads)
@@ -296,16 +309,24 @@ class BlockPlanner:
         )
         self.builder.read(self.owned.count * tile_bytes(matrix))
 
-    def _balanced(self, total: int, weight: int, taken: Ints) -> Ints:
+    def _head_groups(self, total: int) -> int:
+        """Groups of SMs, one for each KV head, that share `total` tiles out: 1 where that is uneven."""
+        heads = self.sizes.kv_heads
+        return 1 if self.sizes.sms % heads or total % heads else heads
+
+    def _balanced(self, total: int, weight: int, taken: Ints, groups: int = 1) -> Ints:
         """Counts that level out the loads, no SM having more than an even share rounded up.
 
-        Tiles that SMs have `taken` before the same wait are part of their share.
+        Tiles that SMs have `taken` before the same wait are part of their share. `groups` of neighbouring SMs
+        have the same number of tiles each.
         """
-        share = -(-(total + int(taken.sum())) // self.sizes.sms)
-        caps = np.maximum(share - taken, 0)
-        while int(caps.sum()) < total:  # where SMs have taken more than a share
-            caps += 1
-        counts = divide(total, weight, self.builder.loads, caps)
+        counts = np.zeros_like(taken)
+        for own in np.split(np.arange(self.sizes.sms), groups):
+            share = -(-(total // groups + int(taken[own].sum())) // len(own))
+            caps = np.maximum(share - taken[own], 0)
+            while int(caps.sum()) < total // groups:  # where SMs have taken more than a share
+                caps += 1
+            counts[own] = divide(total // groups, weight, self.builder.loads[own], caps)
         self.builder.read(counts * weight)
         return counts
 

@@ -79,8 +79,8 @@ def test_consumers_may_commit_when_others_have_routed_the_next_step(libraries: L
     right = libraries.bench(LENGTHS, ROWS, config=ROUTED, sms=SMS, late=late)
     assert worst(errors_after_an_end(right)) <= BOUND
     wrong = libraries.bench(LENGTHS, ROWS, config=ROUTED, sms=SMS, late=late, spoilt=NO_WAIT)
-    with pytest.raises(AssertionError, match="tokens"):
-        errors_after_an_end(wrong)
+    with pytest.raises(AssertionError):
+        assert worst(errors_after_an_end(wrong)) <= BOUND
 
 
 def errors_after_an_end(bench: Bench, steps: int = 3) -> dict[str, float]:

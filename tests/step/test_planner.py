@@ -18,9 +18,9 @@ from tests.step.configs import TINY
 NORTH = build_plan(NORTH_MINI_CODE, rows=1, sms=132)
 
 
-def order(config: ModelConfig, layer: int) -> list[str]:
+def order(config: ModelConfig, layer: int, rows: int = 1) -> list[str]:
     """The operations of a layer on the only SM."""
-    plan = build_plan(config, rows=1, sms=1)
+    plan = build_plan(config, rows=rows, sms=1)
     layered = [words for words in plan.tasks(0) if words[Field.OPCODE] not in (Opcode.EMBED, Opcode.LM_HEAD)]
     names = [Opcode(words[Field.OPCODE]).name for words in layered if words[Field.LAYER] == layer]
     return [name for name in dict.fromkeys(names) if not name.startswith("SAMPLE")]
@@ -31,6 +31,11 @@ def test_the_measured_order_within_a_layer() -> None:
         "ROUTER", "QKV_PROJ", "ATTENTION", "EXPERT_UP", "ATTENTION_MERGE", "O_PROJ", "EXPERT_DOWN",
     ]  # fmt: skip
     assert order(TINY, 0) == ["QKV_PROJ", "ATTENTION", "FFN_UP", "ATTENTION_MERGE", "O_PROJ", "FFN_DOWN"]
+
+
+def test_the_router_comes_after_queries_where_rows_are_many() -> None:
+    assert order(TINY, 1, rows=4)[:3] == ["ROUTER", "QKV_PROJ", "ATTENTION"]
+    assert order(TINY, 1, rows=8)[:3] == ["QKV_PROJ", "ROUTER", "ATTENTION"]
 
 
 def test_a_sequential_block_is_another_list_of_the_same_operations() -> None:
@@ -63,6 +68,20 @@ def test_no_sm_has_more_than_its_share_before_a_hop() -> None:
         chosen = np.isin(words[:, :, Field.OPCODE], [Opcode.ROUTER, Opcode.QKV_PROJ])
         chosen &= words[:, :, Field.LAYER] == layer
         assert (words[:, :, Field.TILE_COUNT] * chosen).sum(axis=1).max() == 5
+
+
+@pytest.mark.parametrize(("sms", "heads_apart"), [(132, True), (114, False)])
+def test_no_sm_has_queries_of_two_heads_where_heads_share_the_sms_out(sms: int, heads_apart: bool) -> None:
+    """4 heads, 33 SMs each and four tiles of the router: tiles of two heads would be two tasks."""
+    words = (NORTH if sms == 132 else build_plan(NORTH_MINI_CODE, rows=1, sms=sms)).descriptors
+    own = (words[:, :, Field.OPCODE] == Opcode.QKV_PROJ) & (words[:, :, Field.LAYER] == 5)
+    assert (own.sum(axis=1).max() == 1) == heads_apart
+    tiles = (words[:, :, Field.TILE_COUNT] * own).sum(axis=1)
+    assert tiles.sum() == 640
+    if heads_apart:
+        assert (tiles.reshape(4, 33).sum(axis=1) == 160).all()
+        routers = (words[:, :, Field.OPCODE] == Opcode.ROUTER) & (words[:, :, Field.LAYER] == 5)
+        assert (routers.sum(axis=1).reshape(4, 33).sum(axis=1) == 4).all()
 
 
 def test_no_merger_has_tiles_of_two_heads() -> None:

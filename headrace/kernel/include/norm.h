@@ -62,13 +62,13 @@ struct OwnGroups {
     for (int round = 0; round < E::ROUNDS; round++) {
       Spread part[ROWS];
 #pragma unroll
-      for (int n = 0; n < ROWS; n++) part[n] = group(c, round, n) < 0 ? Spread{0, 0, 0} : Eight(word[round][n]).spread();
+      for (int n = 0; n < ROWS; n++) part[n] = E::FULL || group(c, round, n) >= 0 ? Eight(word[round][n]).spread() : Spread{0, 0, 0};
 #pragma unroll
       for (int step = ROWS / 2; step > 0; step /= 2)
 #pragma unroll
         for (int n = 0; n < step; n++) part[n] = joined(part[n], part[n + step]);
 #pragma unroll
-      for (int distance = isa::WARP / 2; distance >= ROWS; distance /= 2) part[0] = joined(part[0], from_lane(part[0], distance));
+      for (int distance = isa::WARP / 2; distance >= ROWS; distance /= 2) part[0] = joined(part[0], from_lane<E::FULL>(part[0], distance));
       all = round ? joined(all, part[0]) : part[0];
     }
     return all;
@@ -138,7 +138,7 @@ struct OwnColumns {
       Spread part[8];
 #pragma unroll
       for (int n = 0; n < 8; n++) {
-        const bool known = round * 8 + n < E::BLOCKS && E::block(eighth(c, which), round * 8 + n) >= 0;
+        const bool known = E::FULL || (round * 8 + n < E::BLOCKS && E::block(eighth(c, which), round * 8 + n) >= 0);
         part[n] = known ? Eight(words[round * 8 + n < E::BLOCKS ? place(which, round * 8 + n) : 0]).spread() : Spread{0, 0, 0};
       }
 #pragma unroll
@@ -146,7 +146,7 @@ struct OwnColumns {
 #pragma unroll
         for (int n = 0; n < step; n++) part[n] = joined(part[n], part[n + step]);
 #pragma unroll
-      for (int distance = 2; distance > 0; distance /= 2) part[0] = joined(part[0], from_lane(part[0], distance));
+      for (int distance = 2; distance > 0; distance /= 2) part[0] = joined(part[0], from_lane<E::FULL>(part[0], distance));
       all = round ? joined(all, part[0]) : part[0];
     }
     return all;

@@ -159,6 +159,16 @@ __device__ __forceinline__ uint32_t exchange(uint32_t* to, uint32_t value) {
   return before;
 }
 
+// Two words at once, at an address that is a multiple of 8. Gives the bits of both old words, mixed: they are only waited for.
+__device__ __forceinline__ uint32_t exchange(uint32_t* to, uint32_t low, uint32_t high) {
+  uint64_t before;
+  asm volatile("{\n.reg .b64 both;\nmov.b64 both, {%2, %3};\natom.relaxed.gpu.global.exch.b64 %0, [%1], both;\n}"
+               : "=l"(before)
+               : "l"(to), "r"(low), "r"(high)
+               : "memory");
+  return static_cast<uint32_t>(before | before >> 32);
+}
+
 // `amount`, known only when `came_back` is: what is done with it is not done before.
 __device__ __constant__ uint32_t no_bits = 0;
 __device__ __forceinline__ uint32_t after(uint32_t came_back, uint32_t amount) { return amount + (came_back & no_bits); }

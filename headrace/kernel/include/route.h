@@ -17,43 +17,48 @@ __device__ __forceinline__ float number_of(uint32_t key) {
 // The experts of a lane: lane, lane + 32, ...
 constexpr int OWN_EXPERTS = (EXPERTS + isa::WARP - 1) / isa::WARP;
 
-// Choose for rows [first, first + TOGETHER), side by side so that their loads and steps overlap; sets bit r of chosen[n]
-// where row r takes the lane's n-th expert. Ties go to the lowest index. For all lanes, as all below.
-template <int TOGETHER>
+// Rows that are chosen for side by side, so that their loads and steps overlap: as many as the warp has registers for.
+constexpr int ROWS_TOGETHER = ROWS < 2 ? ROWS : 2;
+
+// Choose for rows [first, first + ROWS_TOGETHER); sets bit r of chosen[n] where row r takes the lane's n-th expert. Ties go to
+// the lowest index. For all lanes, as all below.
 __device__ __forceinline__ void choose_for(Shared& s, const Params& p, int first, int lane, uint32_t (&chosen)[OWN_EXPERTS]) {
   const float* logits = reinterpret_cast<const float*>(p.buffers + variant::ROUTER_LOGITS_OFFSET);
-  uint32_t key[TOGETHER][OWN_EXPERTS];
+  uint32_t key[ROWS_TOGETHER][OWN_EXPERTS], best[ROWS_TOGETHER];
 #pragma unroll
   for (int n = 0; n < OWN_EXPERTS; n++) {
     const int expert = n * isa::WARP + lane;
     const float* at = logits + (expert / 8 * ROWS + first) * 8 + expert % 8;
 #pragma unroll
-    for (int row = 0; row < TOGETHER; row++)
+    for (int row = 0; row < ROWS_TOGETHER; row++)
       key[row][n] = expert < EXPERTS ? ordered(ptx::load_shared_float(at + row * 8)) : 0;
   }
 #pragma unroll 1
   for (int taken = 0; taken < CHOICES; taken++) {
 #pragma unroll
-    for (int row = 0; row < TOGETHER; row++) {
-      uint32_t best = 0;
+    for (int row = 0; row < ROWS_TOGETHER; row++) {
+      best[row] = 0;
 #pragma unroll
-      for (int n = 0; n < OWN_EXPERTS; n++) best = max(best, key[row][n]);
-      best = __reduce_max_sync(~0u, best);
-      uint32_t expert = EXPERTS;
+      for (int n = 0; n < OWN_EXPERTS; n++) best[row] = max(best[row], key[row][n]);
+      best[row] = __reduce_max_sync(~0u, best[row]);
+    }
 #pragma unroll
-      for (int n = OWN_EXPERTS - 1; n >= 0; n--)
-        if (key[row][n] == best) expert = n * isa::WARP + lane;
-      expert = __reduce_min_sync(~0u, expert);
-      const bool active = s.rows.active[first + row];
+    for (int row = 0; row < ROWS_TOGETHER; row++) {
+      int expert = 0;
+#pragma unroll
+      for (int n = OWN_EXPERTS - 1; n >= 0; n--) {
+        const uint32_t lanes = __ballot_sync(~0u, key[row][n] == best[row]);
+        if (lanes) expert = n * isa::WARP + __ffs(lanes) - 1;
+      }
 #pragma unroll
       for (int n = 0; n < OWN_EXPERTS; n++)
-        if (expert == static_cast<uint32_t>(n * isa::WARP + lane)) {
+        if (expert == n * isa::WARP + lane) {
           key[row][n] = 0;
-          if (active) chosen[n] |= 1u << (first + row);
+          chosen[n] |= 1u << (first + row);
         }
       if (lane == 0) {
-        s.route.choice[first + row][taken] = active ? static_cast<int16_t>(expert) : -1;
-        s.route.choice_weight[first + row][taken] = __fdividef(1.0f, 1.0f + expf(-number_of(best)));
+        s.route.choice[first + row][taken] = static_cast<int16_t>(expert);
+        s.route.choice_logit[first + row][taken] = number_of(best[row]);
       }
     }
   }
@@ -74,22 +79,30 @@ __device__ __forceinline__ void list_experts(Shared& s, int lane, const uint32_t
     count += __popc(lanes);
   }
   if (lane == 0) s.route.count = count;
-  for (int n = lane; n < count * ROWS; n += isa::WARP) (&s.route.weight[0][0])[n] = 0;
+  if constexpr (ROWS % 4 == 0)
+    for (int n = lane; n < count * (ROWS / 4); n += isa::WARP) reinterpret_cast<float4*>(s.route.weight)[n] = make_float4(0, 0, 0, 0);
+  else
+    for (int n = lane; n < count * ROWS; n += isa::WARP) (&s.route.weight[0][0])[n] = 0;
   __syncwarp();
   for (int n = lane; n < ROWS * CHOICES; n += isa::WARP) {
     const int row = n / CHOICES, expert = s.route.choice[row][n % CHOICES];
-    if (expert >= 0) s.route.weight[s.route.place[expert]][row] = s.route.choice_weight[row][n % CHOICES];
+    const float weight = __fdividef(1.0f, 1.0f + expf(-s.route.choice_logit[row][n % CHOICES]));
+    if (s.rows.active[row]) s.route.weight[s.route.place[expert]][row] = weight;
   }
   __syncwarp();
 }
 
 __device__ __forceinline__ void choose_experts(Shared& s, const Params& p, int lane) {
-  constexpr int TOGETHER = ROWS < 2 ? ROWS : 2;
   uint32_t chosen[OWN_EXPERTS];
 #pragma unroll
   for (int n = 0; n < OWN_EXPERTS; n++) chosen[n] = 0;
 #pragma unroll 1
-  for (int first = 0; first < ROWS; first += TOGETHER) choose_for<TOGETHER>(s, p, first, lane, chosen);
+  for (int first = 0; first < ROWS; first += ROWS_TOGETHER) choose_for(s, p, first, lane, chosen);
+  uint32_t active = 0;
+#pragma unroll
+  for (int row = 0; row < ROWS; row++) active |= s.rows.active[row] ? 1u << row : 0;
+#pragma unroll
+  for (int n = 0; n < OWN_EXPERTS; n++) chosen[n] &= active;
   __syncwarp();
   list_experts(s, lane, chosen);
 }

@@ -59,8 +59,12 @@ struct Eighths {
   }
 };
 
+// What the lane at `distance` has. ALIKE: of as many elements, a number that is then known when this is compiled, and no
+// division is left in `joined`.
+template <bool ALIKE>
 __device__ __forceinline__ Spread from_lane(const Spread& a, int distance) {
-  return {__shfl_xor_sync(~0u, a.count, distance), __shfl_xor_sync(~0u, a.mean, distance), __shfl_xor_sync(~0u, a.squares, distance)};
+  const float count = ALIKE ? a.count : __shfl_xor_sync(~0u, a.count, distance);
+  return {count, __shfl_xor_sync(~0u, a.mean, distance), __shfl_xor_sync(~0u, a.squares, distance)};
 }
 
 // The mean of a row and what its elements are multiplied by, from all eighths' spreads.

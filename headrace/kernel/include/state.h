@@ -99,8 +99,8 @@ struct Route {
   int32_t expert[MAX_ACTIVE];
   uint32_t users[MAX_ACTIVE];      // bit r: row r is routed to it
   alignas(16) float weight[MAX_ACTIVE][ROWS];  // 0: the row is not routed to it
-  int16_t choice[ROWS][CHOICES];     // each row's experts and their weights, on the way to the above
-  float choice_weight[ROWS][CHOICES];
+  int16_t choice[ROWS][CHOICES];     // each row's experts and their logits, on the way to the above
+  float choice_logit[ROWS][CHOICES];
   int16_t place[EXPERTS];          // in `expert`
 };
 

@@ -82,6 +82,7 @@ inline uint32_t exchange(uint32_t* to, uint32_t value) {
   *to = value;
   return before;
 }
+inline uint32_t exchange(uint32_t* to, uint32_t low, uint32_t high) { return exchange(to, low) | exchange(to + 1, high); }
 inline uint32_t after(uint32_t, uint32_t amount) { return amount; }
 inline int32_t load_from_host(const int32_t* from) { return *from; }
 inline void store_to_host(int32_t* to, int32_t value) { *to = value; }

@@ -133,7 +133,7 @@ inline void leave() {
   while (machine.ready.empty()) {
     if (machine.copies.any())
       machine.copies.step(machine.random());
-    else if (!machine.held.empty())
+    else if (!machine.held.empty() && !machine.progress)  // for nobody else something has changed
       release_one();
     else
       idle_round();

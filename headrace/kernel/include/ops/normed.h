@@ -10,7 +10,7 @@
 
 __device__ __forceinline__ void normed_tile(Consumer& c, const isa::Descriptor& task, int index, int half, const Results& results) {
   switch (static_cast<isa::Opcode>(task.opcode)) {
-    case isa::Opcode::ROUTER: return router_tile(c, index, results);
+    case isa::Opcode::ROUTER: return router_tile(c, task, index, results);
     case isa::Opcode::QKV_PROJ: return qkv_tile(c, task, index, results);
     case isa::Opcode::LM_HEAD: return lm_head_tile(c, task, index, results);
     default: return gated_half(c, index, half, results);
@@ -32,13 +32,12 @@ __device__ __forceinline__ void project_normed(Consumer& c, const TaskSlot& slot
   Activations<sizes::HIDDEN> a;
   load_normalized(c, task.norm, weights, a);
   const int halves = routed || task.opcode == static_cast<int32_t>(isa::Opcode::FFN_UP) ? 2 : 1;
-  const bool sends = task.opcode != static_cast<int32_t>(isa::Opcode::LM_HEAD) && task.opcode != static_cast<int32_t>(isa::Opcode::QKV_PROJ);
-  const uint32_t bytes = task.opcode == static_cast<int32_t>(isa::Opcode::ROUTER) ? ROWS * 32 : ROWS * 16;
+  const bool sends = routed || task.opcode == static_cast<int32_t>(isa::Opcode::FFN_UP);
   each_tile<sizes::HIDDEN, 2>(
       c, count, halves, a,
       [&](int index, int half, const Results& results) { normed_tile(c, task, index, half, results); },
       [&](int index) {
-        if (sends) send_tile(c, task, task.output, first + index, index, count, bytes);
+        if (sends) send_tile(c, task, task.output, first + index, index, count, ROWS * 16);
       });
   if (sends) c.sequence += count;
   settle_tile(c, task);
