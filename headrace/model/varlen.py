@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -76,7 +78,7 @@ class _Plan:
     def __init__(self, group: KVGroup, window: int | None, device: torch.device, tile: int | None) -> None:
         self.group, self.window, self.device, self.tile = group, window, device, tile
         self.row = self.key = 0
-        self.past: list[tuple[int, int, int]] = []
+        self.past: list[np.ndarray[Any, Any]] = []  # of each span: the columns of `Past`, as rows
         self.own: list[tuple[slice, slice]] = []
         self.runs: list[tuple[list[int], list[int]]] = []
         self.blocks: list[tiled.Block] = []
@@ -85,9 +87,10 @@ class _Plan:
     def add(self, span: Span) -> None:
         first = first_visible_block(span.start, self.window) * BLOCK_TOKENS
         row, key = self.row - span.start, self.key - first  # from positions to rows
-        for begin in range(first, span.start, BLOCK_TOKENS):
-            page = span.tables[self.group][begin // BLOCK_TOKENS]
-            self.past.append((page, key + begin, min(BLOCK_TOKENS, span.start - begin)))
+        begins = np.arange(first, span.start, BLOCK_TOKENS)
+        pages = span.tables[self.group][first // BLOCK_TOKENS :][: len(begins)]
+        counts = np.minimum(BLOCK_TOKENS, span.start - begins)
+        self.past.append(np.stack([np.array(pages, dtype=np.int64), key + begins, counts]))
         own = slice(row + span.start, row + span.end), slice(key + span.start, key + span.end)
         self.own.append(own)
         tiles = tiled.whole_tiles(span.start, span.end, self.window, self.tile)
@@ -115,23 +118,22 @@ class _Plan:
         self.adjoins = False
 
     def whole(self) -> Varlen:
-        columns = [torch.tensor(column, device=self.device) for column in zip(*self.past, strict=True)]
+        past = np.concatenate(self.past, axis=1)
+        blocks, rows, counts = torch.from_numpy(past).to(self.device)  # one copy: each is a wait
         return Varlen(
             self.key,
             self.window,
             tuple(run_of(queries, keys, self.device) for queries, keys in self.runs),
             tuple(self.blocks),
-            Past(columns[0], columns[1], columns[2], tuple(self.own)) if columns else None,
+            Past(blocks, rows, counts, tuple(self.own)) if past.size else None,
         )
 
 
 def run_of(queries: Sequence[int], keys: Sequence[int], device: torch.device) -> Run:
     """A run with the borders `queries` and `keys`."""
-    on_device = (
-        torch.tensor(queries, dtype=torch.int32, device=device) - queries[0],
-        torch.tensor(keys, dtype=torch.int32, device=device) - keys[0],
-    )
-    return Run(tuple(queries), tuple(keys), on_device)
+    borders = torch.tensor([queries, keys], dtype=torch.int32)
+    from_queries, from_keys = (borders - borders[:, :1]).to(device)
+    return Run(tuple(queries), tuple(keys), (from_queries, from_keys))
 
 
 def attend_varlen(

@@ -25,12 +25,9 @@ class Writes:
     rest_offsets: Tensor
 
     def to(self, device: torch.device) -> Writes:
-        return Writes(
-            *(
-                part.to(device)
-                for part in (self.whole, self.blocks, self.rest, self.rest_blocks, self.rest_offsets)
-            )
-        )
+        """The same there, by one copy: each is a wait."""
+        parts = (self.whole, self.blocks, self.rest, self.rest_blocks, self.rest_offsets)
+        return Writes(*torch.split(torch.cat(parts).to(device), [len(part) for part in parts]))
 
     def write(self, cache: KVCache, layer: int, k: Tensor, v: Tensor) -> None:
         """Store k and v, [tokens of the pass, KV heads, head_dim]."""
@@ -60,7 +57,8 @@ def plan_writes(spans: Sequence[tuple[int, int, int, Sequence[int]]]) -> Writes:
         blocks += table[begin // BLOCK_TOKENS - first : stop // BLOCK_TOKENS - first] if begin < stop else []
         positions = torch.cat([torch.arange(start, begin), torch.arange(stop, end)])
         rest.append(positions + (row - start))
-        rest_blocks.append(torch.tensor(table)[positions // BLOCK_TOKENS - first])
+        indices = (positions // BLOCK_TOKENS - first).tolist()  # few, where the table may be long
+        rest_blocks.append(torch.tensor([table[index] for index in indices], dtype=torch.int64))
         rest_offsets.append(positions % BLOCK_TOKENS)
         row += end - start
     return Writes(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+import sys
 from dataclasses import replace
 from typing import Any
 
@@ -11,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.model import paging, varlen
+from headrace.model.batch import Span
 from headrace.model.config import KVGroup
-from headrace.model.kv import BLOCK_TOKENS, KVCache
+from headrace.model.kv import BLOCK_TOKENS, KVCache, blocks_for, first_visible_block
 from headrace.model.transformer import Model
 from headrace.model.writes import plan_writes
 from tests.model.reference import Paged, assert_ragged_batches, assert_same_logits
@@ -105,3 +108,61 @@ def test_blocks_are_filled_as_tokens_are_written(start: int, end: int) -> None:
         )
     assert torch.equal(ours.pages[layer], theirs.pages[layer])
     assert (ours.pages[layer] != 0).any()
+
+
+CPU = torch.device("cpu")
+
+
+def span_of(start: int, end: int, seed: int = 0) -> Span:
+    """Tokens start .. end of a sequence whose blocks are scattered."""
+    blocks = random.Random(seed).sample(range(10_000), blocks_for(end))
+    return Span([0] * (end - start), start, dict.fromkeys(KVGroup, blocks))
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    borders=st.lists(
+        st.lists(st.integers(0, 1000), min_size=2, max_size=2, unique=True), min_size=1, max_size=3
+    ),
+    window=st.sampled_from([None, 64, 128, 300]),
+)
+def test_the_past_is_read_block_by_block(borders: list[list[int]], window: int | None) -> None:
+    """The plan's arrays against a plain loop over blocks."""
+    spans = [span_of(min(pair), max(pair), index) for index, pair in enumerate(borders)]
+    made, expected, key = varlen.plan_varlen(spans, KVGroup.FULL, window, CPU), [], 0
+    for span in spans:
+        first = first_visible_block(span.start, window)
+        for index in range(first, blocks_for(span.start)):
+            begin = index * BLOCK_TOKENS
+            row = key + begin - first * BLOCK_TOKENS
+            expected.append((span.tables[KVGroup.FULL][index], row, min(BLOCK_TOKENS, span.start - begin)))
+        key += span.end - first * BLOCK_TOKENS
+    assert made.keys == key
+    past = made.past
+    columns = () if past is None else (past.blocks.tolist(), past.rows.tolist(), past.counts.tolist())
+    assert list(zip(*columns, strict=True)) == expected
+    if past is not None:
+        assert all(column.is_contiguous() for column in (past.blocks, past.rows, past.counts))
+
+
+@pytest.mark.parametrize("window", [None, 4096])
+def test_a_long_past_has_no_loops_on_the_host(window: int | None) -> None:
+    """The first layer of a pass waits for the plan: behind 131,000 tokens it takes no more calls than behind
+    4,000."""
+    assert calls_to_plan(131_000, window) < calls_to_plan(4_000, window) + 50
+
+
+def calls_to_plan(start: int, window: int | None) -> int:
+    """Functions that are called for the plan of a chunk of 500 tokens, Python's own and others."""
+    span, calls = span_of(start, start + 500), 0
+
+    def count(frame: object, event: str, argument: object) -> None:
+        nonlocal calls
+        calls += event in ("call", "c_call")
+
+    sys.setprofile(count)
+    try:
+        paging.plan_group([span], KVGroup.FULL, window, CPU, flash=True, tile=1024)
+    finally:
+        sys.setprofile(None)
+    return calls
