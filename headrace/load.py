@@ -12,6 +12,7 @@ import torch
 
 from headrace.engine.decode import choose_decode
 from headrace.engine.options import EngineOptions
+from headrace.engine.unpacked import check_room, check_unpacked
 from headrace.model.checkpoint import load_model, read_config
 from headrace.model.config import ModelConfig
 from headrace.model.defaults import sampling_defaults
@@ -116,7 +117,7 @@ def _make(
     if not _is_packed(config, device, dtype, options):
         return synthetic_model(config, device=device, dtype=dtype, progress=progress), None
     weights = pack_synthetic(config, device=device, dtype=dtype, progress=progress)
-    return packed_model(weights), weights
+    return _unpacking(weights, options), weights
 
 
 def _read(
@@ -133,7 +134,15 @@ def _read(
         weights = pack_checkpoint(path, device=device, dtype=dtype, progress=progress)
     else:
         weights = pack_kept(path, cache, device=device, dtype=dtype, progress=progress)
-    return packed_model(weights), weights
+    return _unpacking(weights, options), weights
+
+
+def _unpacking(weights: PackedWeights, options: EngineOptions | None) -> Model:
+    """The model over packed weights, some of its layers unpacked once and for all if `options` say so."""
+    if options is None or not options.unpacked_layers:
+        return packed_model(weights)
+    check_room(options, weights.config, device=weights.data.device, dtype=weights.data.dtype)
+    return packed_model(weights, kept=options.unpacked_layers)
 
 
 def _cache_folder(name: str) -> Path | None:
@@ -145,7 +154,11 @@ def _cache_folder(name: str) -> Path | None:
 def _is_packed(
     config: ModelConfig, device: torch.device, dtype: torch.dtype, options: EngineOptions | None
 ) -> bool:
-    return options is not None and choose_decode(options, config, device=device, dtype=dtype) == "kernel"
+    if options is None:
+        return False
+    decode = choose_decode(options, config, device=device, dtype=dtype)
+    check_unpacked(options, config, decode=decode, device=device, dtype=dtype)
+    return decode == "kernel"
 
 
 def choose_device(name: str) -> torch.device:

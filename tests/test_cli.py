@@ -65,6 +65,11 @@ def test_defaults_are_those_of_the_engine() -> None:
             ["generate", *SYNTHETIC, "hi", "--decode", "kernel", "--device", "cpu"],
             "--decode kernel cannot decode here: it runs on a Hopper GPU only",
         ),
+        (["serve", "smollm2", "--unpacked-layers", "-1"], "--unpacked-layers is -1; give a number from 0 up"),
+        (
+            ["serve", *SYNTHETIC, "--unpacked-layers", "1", "--device", "cpu", "--port", "0"],
+            "--unpacked-layers is 1, but weights are packed only for the decode kernel",
+        ),
         (["serve", "smollm2", "--kv-memory", "lots"], "--kv-memory 'lots' is not a size: write it like 512M"),
         (["serve", "smollm2", "--port", "70000"], "port 70000 does not exist"),
         (["serve", "smollm2", "--device", "tpu"], "choose auto, cpu or cuda"),

@@ -139,6 +139,14 @@ class EngineFlags:
     decode: Annotated[
         str, typer.Option(metavar="BACKEND", help=f"What decodes: {', '.join(DECODE_BACKENDS)}.")
     ] = EngineOptions.decode
+    unpacked_layers: Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            help="Layers whose weights stay unpacked for prompts, beside those packed for the decode kernel: "
+            "prompts take less time, and the KV cache has less memory.",
+        ),
+    ] = EngineOptions.unpacked_layers
 
     def options(self) -> EngineOptions:
         """Raises OptionError for what cannot work."""

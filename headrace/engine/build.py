@@ -5,7 +5,6 @@ from __future__ import annotations
 import bisect
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 
 import torch
 
@@ -13,7 +12,7 @@ from headrace.engine.backend import DecodeBackend, LayeredPrefiller, Prefiller, 
 from headrace.engine.blocks import BlockManager
 from headrace.engine.decode import choose_decode, kernel_obstacle, make_backend
 from headrace.engine.engine import Engine
-from headrace.engine.options import GPU_CHUNK, EngineOptions, OptionError
+from headrace.engine.options import EngineOptions, OptionError
 from headrace.engine.pace import Pace
 from headrace.engine.scheduler import Scheduler
 from headrace.model.config import KVGroup, ModelConfig
@@ -22,6 +21,7 @@ from headrace.model.memory import prompt_bytes
 from headrace.model.tokenizer import Tokenizer
 from headrace.model.transformer import Model
 from headrace.step.pack import PackedWeights, pack_model
+from headrace.step.packed_model import scratch_bytes
 
 # A cached conversation of a coding agent: how long it is, and how many tails it keeps (prompt and turn end).
 CONVERSATION_TOKENS = 32768
@@ -45,17 +45,18 @@ def build_engine(
     name cannot run the model.
     """
     device, dtype = model.device, model.dtype
-    if options.prefill_chunk is None and device.type == "cuda":
-        options = replace(options, prefill_chunk=GPU_CHUNK)
+    options = options.on(device.type)
     decode = choose_decode(options, model.config, device=device, dtype=dtype)
     if say is not None and decode == "torch" != options.decode and device.type == "cuda":
         reason = kernel_obstacle(options, model.config, device=device, dtype=dtype)
         say(f"Decoding with PyTorch, as the kernel cannot: {reason}")
     if decode == "kernel" and weights is None:
         weights = pack_model(model, device=device, dtype=dtype)
-    available = _available_memory(device, _reserve(model.config, options, dtype))
+    available = available_memory(model.config, options, device=device, dtype=dtype)
     sizes, max_context = size_pool(model.config, options, available=available, dtype=dtype)
     cache = KVCache(model.config, sizes, dtype=dtype, device=device)
+    if say is not None and decode == "kernel" and options.unpacked_layers:
+        say(_told_unpacked(model.config, options, sizes, max_context, dtype))
     backend, prefiller = make_backend(
         decode, model, cache, options, weights=weights, max_context=max_context, say=say
     )
@@ -107,10 +108,11 @@ def size_pool(
     least = min(wanted, options.max_context or 2 * BLOCK_TOKENS)
     if context < least:
         needed = sum(cost * blocks_for(least) for cost in costs.values())
+        unpacked = ", fewer unpacked_layers" if options.unpacked_layers else ""
         raise OptionError(
             "kv_memory",
             f"{budget / 2**20:.0f} MiB hold {context} tokens of KV, but {least} need "
-            f"{needed / 2**20:.0f} MiB; give more memory or a smaller max_context",
+            f"{needed / 2**20:.0f} MiB; give more memory{unpacked} or a smaller max_context",
         )
     return sizes_for(blocks), context
 
@@ -160,21 +162,41 @@ def _sliding_blocks(config: ModelConfig, options: EngineOptions, full: int) -> i
     return running + conversations * CONVERSATION_TAILS * (blocks_for(config.window) + 1)
 
 
+def available_memory(
+    config: ModelConfig, options: EngineOptions, *, device: torch.device, dtype: torch.dtype, taken: int = 0
+) -> int:
+    """Bytes that the KV pool may take, once `taken` more than now are: what is free on a GPU but for what
+    prompts need, a part of it on a host.
+
+    A tenth is left free in any case: kernels have buffers of their own.
+    """
+    if device.type == "cuda":
+        free = torch.cuda.mem_get_info(device)[0] - taken
+        return max(0, min(int(free * 0.9), free - _reserve(config, options, dtype)))
+    if hasattr(os, "sysconf") and "SC_AVPHYS_PAGES" in os.sysconf_names:
+        return int(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") * 0.25)
+    return 2**31
+
+
+def _told_unpacked(
+    config: ModelConfig,
+    options: EngineOptions,
+    sizes: Mapping[KVGroup, int],
+    max_context: int,
+    dtype: torch.dtype,
+) -> str:
+    """For the log: what unpacked layers take, and what the KV pool has beside them."""
+    count = options.unpacked_layers
+    taken = scratch_bytes(config, count, dtype) - scratch_bytes(config, 0, dtype)
+    pool = sum(blocks * block_bytes(config, group, dtype.itemsize) for group, blocks in sizes.items())
+    return (
+        f"{count} of {config.num_layers} layers stay unpacked for prompts, in {taken / 2**30:.1f} GiB; "
+        f"the KV cache has {pool / 2**30:.1f} GiB, for contexts of up to {max_context} tokens"
+    )
+
+
 def _reserve(config: ModelConfig, options: EngineOptions, dtype: torch.dtype) -> int:
     """Bytes that prompts need beside the pool: half as much again as one pass, for what lies in pieces."""
     context = min(options.max_context or config.max_positions, config.max_positions)
     tokens = min(options.chunk, context)
     return prompt_bytes(config, tokens=tokens, context=context, dtype=dtype) * 3 // 2
-
-
-def _available_memory(device: torch.device, reserve: int) -> int:
-    """Bytes that the KV pool may take: what is free on a GPU but for `reserve`, a part of it on a host.
-
-    A tenth is left free in any case: kernels have buffers of their own.
-    """
-    if device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
-        return max(0, min(int(free * 0.9), free - reserve))
-    if hasattr(os, "sysconf") and "SC_AVPHYS_PAGES" in os.sysconf_names:
-        return int(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") * 0.25)
-    return 2**31

@@ -5,7 +5,7 @@ Imports nothing heavy: the command line reads its defaults from here before it d
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 DECODE_BACKENDS = ("auto", "kernel", "torch", "oracle")
 
@@ -36,6 +36,8 @@ class EngineOptions:
     queue           requests that may wait
     steps           decode steps that one call of the backend may take
     decode          which backend decodes: one of DECODE_BACKENDS; auto is the kernel where it can, else torch
+    unpacked_layers layers whose matrices stay unpacked for prompts, beside the kernel's packed weights:
+                    prompts take less time, and the KV pool has less memory
 
     Raises OptionError for a value that no model could be run with.
     """
@@ -49,6 +51,13 @@ class EngineOptions:
     queue: int = 256
     steps: int = 16
     decode: str = "auto"
+    unpacked_layers: int = 0
+
+    def on(self, device: str) -> EngineOptions:
+        """These options with what holds on a device of that type where nothing was said: "cuda", "cpu"."""
+        if self.prefill_chunk is None and device == "cuda":
+            return replace(self, prefill_chunk=GPU_CHUNK)
+        return self
 
     @property
     def chunk(self) -> int:
@@ -62,6 +71,8 @@ class EngineOptions:
                 raise OptionError(option, f"is {value}; give a number from 1 up")
         if self.max_context is not None and self.max_context < 2:
             raise OptionError("max_context", f"is {self.max_context}; a prompt and an answer need 2 tokens")
+        if self.unpacked_layers < 0:
+            raise OptionError("unpacked_layers", f"is {self.unpacked_layers}; give a number from 0 up")
         if not self.max_decode_gap > 0:
             raise OptionError("max_decode_gap", f"is {self.max_decode_gap}; give milliseconds above 0")
         if self.decode not in DECODE_BACKENDS:

@@ -9,14 +9,16 @@ prompt of 8192 tokens at North's sizes spends about a fifth of its time on the u
 from __future__ import annotations
 
 import bisect
+import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from headrace.model.build import build_model
+from headrace.model.config import ModelConfig
 from headrace.model.transformer import Model
 from headrace.step.pack import PackedWeights
 
@@ -43,6 +45,11 @@ def packed_model(weights: PackedWeights, *, kept: int = 0) -> Model:
     return model
 
 
+def scratch_bytes(config: ModelConfig, kept: int, dtype: torch.dtype) -> int:
+    """Bytes that `packed_model` takes beside the pages."""
+    return sum(_sizes(config, _rooms(config), spaced(config.num_layers, kept))) * dtype.itemsize
+
+
 class Scratch:
     """Memory for the matrices of two layers, `layers[i]` naming the shapes of layer i's, and of `kept` more.
 
@@ -55,10 +62,8 @@ class Scratch:
         self._turns = [layer for layer in range(len(layers)) if layer not in own]
         self._pieces = {layer: turn % 2 for turn, layer in enumerate(self._turns)}
         self._pieces.update({layer: 2 + index for index, layer in enumerate(own)})
-        config, data = weights.config, weights.data
         rooms = [sum(map(_room, shapes.values())) for shapes in layers]
-        most = max((rooms[layer] for layer in self._turns), default=0)
-        sizes = [max(most, config.vocab_size * config.hidden_size), most, *(rooms[layer] for layer in own)]
+        data, sizes = weights.data, _sizes(weights.config, rooms, own)
         self._memory = [torch.empty(size, dtype=data.dtype, device=data.device) for size in sizes]
         self._holds: list[int | None] = [None] * len(sizes)  # which layer
         self._ready: list[torch.cuda.Event | None] = [None, None]  # of the halves: when it does
@@ -117,6 +122,19 @@ class Scratch:
         for name, view in self.views(layer).items():
             self._weights.unpack(name, view)
         self._holds[self._pieces[layer]] = layer
+
+
+@functools.lru_cache(maxsize=1)
+def _rooms(config: ModelConfig) -> Sequence[int]:
+    """Elements of each layer's piece of scratch memory."""
+    model = build_model(config, device="meta", dtype=torch.float32)
+    return [sum(map(_room, shapes.values())) for shapes in _matrices(model)]
+
+
+def _sizes(config: ModelConfig, rooms: Sequence[int], own: list[int]) -> list[int]:
+    """Elements of the pieces of scratch memory: the two halves, and one for each layer in `own`."""
+    most = max((room for layer, room in enumerate(rooms) if layer not in own), default=0)
+    return [max(most, config.vocab_size * config.hidden_size), most, *(rooms[layer] for layer in own)]
 
 
 def spaced(layers: int, count: int) -> list[int]:

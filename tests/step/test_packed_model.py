@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from headrace.model.presets import LLAMA_3_2_1B, PRESETS
 from headrace.model.synthetic import synthetic_model
 from headrace.model.transformer import Model
 from headrace.step.pack import PackedWeights, pack_model
-from headrace.step.packed_model import Scratch, _matrices, packed_model, spaced
+from headrace.step.packed_model import Scratch, _matrices, packed_model, scratch_bytes, spaced
 from tests.model.reference import Paged
 from tests.step.configs import TINY, configs
 
@@ -71,6 +72,24 @@ def test_what_a_model_takes_beside_the_pages_is_two_layers() -> None:
     largest = max(sum(parameter.numel() for parameter in block.parameters()) for block in model.blocks)
     assert len(places) == 2
     assert all(size < 1.1 * 4 * largest for size in places.values())
+
+
+@pytest.mark.parametrize("config", [TINY, replace(TINY, vocab_size=5000)], ids=["layers", "vocabulary"])
+@pytest.mark.parametrize("kept", [0, 1, 2, TINY.num_layers])
+def test_what_a_model_takes_beside_the_pages_is_known_before_it_is_made(
+    config: ModelConfig, kept: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weights, taken, empty = packed_of(synthetic_model(config, dtype=torch.bfloat16)), [], torch.empty
+
+    def noted(*size: Any, **options: Any) -> torch.Tensor:
+        made = empty(*size, **options)
+        taken.append(made.nbytes)
+        return made
+
+    monkeypatch.setattr(torch, "empty", noted)
+    Scratch(weights, _matrices(synthetic_model(config)), kept)
+    pieces = taken[-2 - kept :]
+    assert sum(pieces) == scratch_bytes(config, kept, torch.bfloat16)
 
 
 @pytest.mark.parametrize("kept", [0, 1, 2, TINY.num_layers])
