@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 from functools import partial
@@ -171,6 +172,29 @@ def test_costs_are_known_before_the_first_prompt(monkeypatch: pytest.MonkeyPatch
     assert seconds < late
 
 
+@pytest.fixture
+def thawed() -> Iterator[None]:
+    """An engine that rehearses changes what the collector looks through, for the whole process."""
+    gc.unfreeze()
+    yield
+    gc.unfreeze()
+
+
+@pytest.mark.usefixtures("thawed")
+@pytest.mark.parametrize("rehearses", [False, True])
+def test_the_collector_passes_over_what_a_rehearsed_engine_began_with(
+    monkeypatch: pytest.MonkeyPatch, rehearses: bool
+) -> None:
+    monkeypatch.setattr("tests.engine.simulated.Machine", Rehearsed)
+    before = len(gc.get_objects())
+    engine = AsyncEngine(machine(monkeypatch, layered=True)[0])
+    engine.start(rehearse=rehearses)
+    looked_through = len(gc.get_objects())
+    engine.close()
+    assert looked_through < before / 10 if rehearses else looked_through > before / 2
+
+
+@pytest.mark.usefixtures("thawed")
 def test_an_engine_rehearses_on_its_own_thread_before_it_is_ready(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tests.engine.simulated.Machine", Rehearsed)
     core, _ = machine(monkeypatch, layered=True)
