@@ -1,7 +1,8 @@
 """What the first prompts on a GPU would have to wait for, done beforehand.
 
 cuDNN makes a plan for every shape, tens of milliseconds each, and loads libraries for the first one; PyTorch
-and CUDA load kernels when these are first used; memory is taken from the driver piece by piece. Beside
+and CUDA load kernels when these are first used; memory is taken from the driver piece by piece. In two logs of
+an H200 a pass also began 6 to 10 ms later if none of as many tokens had come before; why is not known. Beside
 running answers each of these is a gap. PyTorch keeps cuDNN's plans, and cuBLAS's workspaces, by thread: so
 this is for the engine's own.
 """
@@ -81,12 +82,13 @@ def plan_attention(
 
 
 def spans(config: ModelConfig, *, tokens: int, context: int) -> list[Span]:
-    """Passes of all sizes that kernels are chosen by: first the largest, after the longest past.
+    """Passes of all sizes that kernels are chosen by, and of those of chunks that go from tile to tile.
 
-    The memory that this one takes serves the others, too.
+    First comes the largest, after the longest past: the memory that it takes serves the others, too.
     """
     most = min(tokens, context)
-    sizes = [FEWEST << power for power in range((most // FEWEST).bit_length())]
+    powers = {FEWEST << power for power in range((most // FEWEST).bit_length())}
+    sizes = sorted(powers | set(range(tiled.TILE, most + 1, tiled.TILE)))
     beginning = [_span(config, 0, size) for size in sizes]
     later = [_span(config, size // 2 + 1, size) for size in sizes if size // 2 + 1 + size <= context]
     return [_span(config, context - most, most), *beginning, *later]

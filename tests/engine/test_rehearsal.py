@@ -26,6 +26,7 @@ from headrace.model.kv import KVCache
 from headrace.model.memory import kv_bytes_per_token, prompt_bytes
 from headrace.model.presets import NORTH_MINI_CODE
 from headrace.model.sampling import SamplingParams
+from headrace.model.tiled import TILE
 from headrace.model.tokenizer import Tokenizer
 from headrace.model.transformer import Model
 from tests.engine.north import generate, prompts
@@ -81,6 +82,13 @@ def test_the_largest_pass_after_the_longest_past_comes_first(model: Model) -> No
 def test_there_are_passes_of_every_size_with_a_past_and_without(model: Model, size: int) -> None:
     ran, _ = rehearsed(model, KVCache(model.config, dict.fromkeys(KVGroup, 3), dtype=torch.float32))
     assert {span.start > 0 for span, _ in ran if len(span.tokens) == size} == {False, True}
+
+
+@pytest.mark.parametrize("tokens", [8192, 5000])
+def test_chunks_that_go_from_tile_to_tile_are_of_sizes_that_have_come(tokens: int) -> None:
+    came = {len(span.tokens) for span in rehearsal.spans(NORTH_MINI_CODE, tokens=tokens, context=500_000)}
+    assert {TILE * tiles for tiles in range(1, tokens // TILE + 1)} <= came
+    assert max(came) == tokens
 
 
 def test_attention_is_planned_before_the_first_pass(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
