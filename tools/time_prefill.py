@@ -1,7 +1,8 @@
 """Times prompts on a GPU: tokens a second from the first chunk to the last, at North Mini Code's shape.
 
 Weights are synthetic and packed, blocks of the KV pool scattered. `--profile` adds the largest single costs
-of one pass, `--parts` times a layer's parts alone with the share of the GPU's peak that they reach.
+of one pass, `--parts` times a layer's parts alone with the share of the GPU's peak that they reach,
+`--beginnings` what a pass begins with, by `tools.time_beginnings`.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from headrace.model.transformer import Model
 from headrace.model.varlen import attend_varlen, plan_varlen
 from headrace.step.pack import PackedWeights, pack_synthetic
 from headrace.step.packed_model import packed_model
+from tools import time_beginnings
 
 PEAK = 989e12  # operations a second in bfloat16: H200 datasheet, without sparsity
 BANDWIDTH = 4.8e12  # bytes a second: H200 datasheet
@@ -52,6 +54,7 @@ def main() -> None:
     parser.add_argument("--kept", type=int, default=0, help="layers whose weights stay unpacked, too")
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--parts", action="store_true")
+    parser.add_argument("--beginnings", action="store_true", help="first layers of small chunks, and why")
     options = parser.parse_args()
     config = preset(options.shape)
     config = replace(config, layers=config.layers[: options.layers])
@@ -63,12 +66,15 @@ def main() -> None:
     torch.cuda.synchronize()
     print(f"{weights.map.bytes / 1e9:.1f} GB of weights in {time.monotonic() - begun:.1f} s", flush=True)
     model = packed_model(weights, kept=options.kept)
-    timer = Timer(model, weights, max(options.tokens), not options.plain, options.level)
+    most = max([*options.tokens, time_beginnings.MOST if options.beginnings else 0])
+    timer = Timer(model, weights, most, not options.plain, options.level)
     for tokens in options.tokens:
         for chunk in options.chunk:
             timer.report(tokens, chunk, options.repeats)
     if options.profile:
         timer.profile(min(options.tokens), max(options.chunk))
+    if options.beginnings:
+        timer.beginnings(max(options.chunk))
     if options.parts:
         parts(config, weights, max(options.chunk))
 
@@ -84,6 +90,7 @@ class Timer:
         self.prompt = [generator.randrange(config.vocab_size) for _ in range(most)]
         if fused:
             print("fused steps are taken" if fuse(model, cache, weights) else "fused steps cannot be taken")
+        self.model = model
         self.backend = TorchBackend(model, cache, max_rows=1, ahead=not level)
 
     def run(self, tokens: int, chunk: int) -> list[float]:
@@ -115,6 +122,11 @@ class Timer:
                 sort_by="self_cuda_time_total", row_limit=40, max_name_column_width=90
             )
         )
+
+    def beginnings(self, chunk: int) -> None:
+        """As in a server that has rehearsed chunks of up to so many tokens."""
+        self.backend.rehearse(tokens=chunk, context=len(self.prompt))
+        time_beginnings.report(self.backend, self.model, self.prompt, self.tables)
 
 
 def parts(config: ModelConfig, weights: PackedWeights, tokens: int) -> None:

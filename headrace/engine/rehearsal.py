@@ -1,10 +1,10 @@
 """What the first prompts on a GPU would have to wait for, done beforehand.
 
 cuDNN makes a plan for every shape, tens of milliseconds each, and loads libraries for the first one; PyTorch
-and CUDA load kernels when these are first used; memory is taken from the driver piece by piece. In two logs of
-an H200 a pass also began 6 to 10 ms later if none of as many tokens had come before; why is not known. Beside
-running answers each of these is a gap. PyTorch keeps cuDNN's plans, and cuBLAS's workspaces, by thread: so
-this is for the engine's own.
+and CUDA load kernels when these are first used; memory is taken from the driver piece by piece. In two logs
+of an H200 a pass also began 6 to 10 ms later if none of as many tokens had come before; why is not known.
+Beside running answers each of these is a gap. PyTorch keeps cuDNN's plans, and cuBLAS's workspaces, by
+thread: so this is for the engine's own.
 """
 
 from __future__ import annotations
