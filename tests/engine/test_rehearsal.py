@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
@@ -15,7 +16,7 @@ import pytest
 import torch
 
 from headrace.engine import build, rehearsal
-from headrace.engine.async_engine import AsyncEngine
+from headrace.engine.async_engine import SWITCH_INTERVAL, AsyncEngine
 from headrace.engine.build import build_engine
 from headrace.engine.options import GPU_CHUNK, EngineOptions
 from headrace.engine.request import EngineDeadError
@@ -182,10 +183,12 @@ def test_costs_are_known_before_the_first_prompt(monkeypatch: pytest.MonkeyPatch
 
 @pytest.fixture
 def thawed() -> Iterator[None]:
-    """An engine that rehearses changes what the collector looks through, for the whole process."""
+    """An engine that rehearses changes settings of the whole process."""
+    interval = sys.getswitchinterval()
     gc.unfreeze()
     yield
     gc.unfreeze()
+    sys.setswitchinterval(interval)
 
 
 @pytest.mark.usefixtures("thawed")
@@ -200,6 +203,20 @@ def test_the_collector_passes_over_what_a_rehearsed_engine_began_with(
     looked_through = len(gc.get_objects())
     engine.close()
     assert looked_through < before / 10 if rehearses else looked_through > before / 2
+
+
+@pytest.mark.usefixtures("thawed")
+@pytest.mark.parametrize("rehearses", [False, True])
+def test_a_rehearsed_engine_waits_for_the_interpreter_no_longer_than_this(
+    monkeypatch: pytest.MonkeyPatch, rehearses: bool
+) -> None:
+    monkeypatch.setattr("tests.engine.simulated.Machine", Rehearsed)
+    before = sys.getswitchinterval()
+    engine = AsyncEngine(machine(monkeypatch, layered=True)[0])
+    engine.start(rehearse=rehearses)
+    engine.close()
+    assert sys.getswitchinterval() == pytest.approx(SWITCH_INTERVAL if rehearses else before)
+    assert before > 5 * SWITCH_INTERVAL
 
 
 @pytest.mark.usefixtures("thawed")
