@@ -25,8 +25,11 @@ class Filling:
     """A pass over `chunks` of `owners`. `left` of its layers are still to be run, by `advance`.
 
     `full` says of every layer whether it sees all of the past, `parts` what was run so far, the last of them
-    `between` seconds after the one before. Until it is complete nothing is computed of a chunk, and its
-    blocks must stay its owner's: a pass that has lost one of them is given up.
+    `between` seconds after the one before. For `off` seconds of that one the thread did not run: another had
+    the interpreter, or another process the CPU. (Who waits for the GPU looks at it all the time.)
+
+    Until the pass is complete nothing is computed of a chunk, and its blocks must stay its owner's: a pass
+    that has lost one of them is given up.
     """
 
     chunks: Sequence[Span]
@@ -36,6 +39,7 @@ class Filling:
     left: int
     parts: list[Part] = field(default_factory=list)
     between: float = 0.0
+    off: float = 0.0
     _ended: float | None = None
 
     @staticmethod
@@ -51,7 +55,8 @@ class Filling:
         return (
             f"prompt: {self.tokens} tokens from {first.start} on, {last.layers} layers in "
             f"{1e3 * last.seconds:.1f} ms, {self.left} left, "
-            f"{1e3 * self.seconds:.1f} ms so far; {1e3 * self.between:.1f} ms since those before"
+            f"{1e3 * self.seconds:.1f} ms so far; {1e3 * self.between:.1f} ms since those before, "
+            f"{1e3 * self.off:.1f} ms off the CPU"
         )
 
     @property
@@ -76,10 +81,11 @@ class Filling:
     def run(self, layers: int) -> bool:
         """Run the next `layers` layers; whether they were the last. Then the chunks are computed."""
         full = sum(self.full[-self.left :][:layers])
-        begun = time.perf_counter()
+        begun, running = time.perf_counter(), time.thread_time()
         self.between = begun - (self._ended or begun)
         self.advance(layers)
         self._ended = time.perf_counter()
+        self.off = max(0.0, self._ended - begun - (time.thread_time() - running))
         self.parts.append(Part(layers, full, self._ended - begun))
         self.left -= layers
         if self.left:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 import re
+import time
 from functools import partial
 
 import pytest
@@ -246,6 +247,27 @@ def test_the_log_tells_of_every_part(
     between = [re.search(r"; ([\d.]+) ms since those before", line) for line in lines]
     assert {match[1] for match in between if match} <= {"0.0", "5.0"}
     assert "Learnt: a chunk 36.0 ms and 22.0 us a token" in lines[-1]
+
+
+def test_a_part_tells_for_how_long_its_thread_did_not_run() -> None:
+    """Beside a thread that runs Python it has to wait for the interpreter; alone it looks for the GPU."""
+
+    def looks(layers: int) -> None:
+        until = time.thread_time() + 0.02
+        while time.thread_time() < until:
+            pass
+
+    def waits(layers: int) -> None:
+        time.sleep(0.05)
+
+    alone, kept = (Filling([], [], advance, [True] * 2, left=2) for advance in (looks, waits))
+    for filling in (alone, kept):
+        filling.chunks = [Span([1], 0, {})]
+        filling.run(1)
+    assert kept.off > 0.045
+    assert kept.off == pytest.approx(kept.seconds, rel=0.1)
+    assert alone.off < alone.seconds - 0.019
+    assert str(kept).endswith(f"{1e3 * kept.off:.1f} ms off the CPU")
 
 
 def test_layers_that_see_the_whole_past_are_allowed_for(monkeypatch: pytest.MonkeyPatch) -> None:
