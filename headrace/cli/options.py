@@ -112,7 +112,8 @@ class EngineFlags:
     prefill_chunk: Annotated[
         int | None,
         typer.Option(
-            help=f"Most prompt tokens that a step takes in. Default: {GPU_CHUNK} on a GPU, else {CPU_CHUNK}.",
+            help="Most prompt tokens that a step takes in; fewer where that would take long, and beside "
+            f"running answers. Default: {GPU_CHUNK} on a GPU, else {CPU_CHUNK}.",
             show_default=False,
         ),
     ] = EngineOptions.prefill_chunk

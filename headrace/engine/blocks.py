@@ -142,10 +142,17 @@ class BlockManager:
         sequence.node = node
         return parting
 
-    def keep_tail(self, sequence: SequenceBlocks) -> None:
-        """Let others go on after the last block that the cache knows of this sequence."""
-        if sequence.node is not None:
-            self._keep_tail(sequence, sequence.node)
+    def keep_tail(self, sequence: SequenceBlocks, position: int | None = None) -> None:
+        """Let others go on after the last block that the cache knows of this sequence, or `position`, the end
+        of an earlier one.
+
+        As for `keep_parting`, what is visible from there has to be in the table still.
+        """
+        node = sequence.node
+        while node is not None and position is not None and node.depth * BLOCK_TOKENS > position:
+            node = node.parent
+        if node is not None:
+            self._keep_tail(sequence, node)
 
     def keep_parting(self, sequence: SequenceBlocks, node: Node) -> None:
         """Let others go on after `node`, which `remember` gave, if that spares them enough.

@@ -34,6 +34,8 @@ _FLATTEST = 0.1  # a token costs this share of its part in a chunk at least, wha
 _OWN = 0.5
 _OWN_LAYERED = 0.25  # where its layers are run in several steps, and no other prompt waits for its end
 _DOUBT = 0.02  # of what a step costs is forgotten whenever a piece does not ride because of it
+_LONGEST = 0.5  # seconds of a pass that nobody has to wait for: a request may come while it runs
+_ENOUGH = 8192  # tokens that share a pass well: no chunk has to be larger, or is made smaller for _LONGEST
 _LONGEST_RIDE = 16  # steps: whatever a chunk is thought to cost, longer pieces are no short ones
 
 
@@ -43,8 +45,9 @@ class Pace:
     A chunk is as large as the bound allows a step, and larger where it alone costs so much that this would
     leave little time for its tokens. Where chunks are `layered`, a step runs as many of a chunk's layers as
     the bound allows, and a large chunk only keeps other prompts waiting; else the streams wait longer. In any
-    case a step has as much time for prompts as for decoding, and `most` bounds a chunk. Times are those of
-    whole steps: a step of decoding alone, and what a chunk adds to it.
+    case a step has as much time for prompts as for decoding. Where nobody decodes, `most` bounds a chunk, and
+    so does what a request that comes meanwhile would have to wait. Times are those of whole steps: a step of
+    decoding alone, and what a chunk adds to it.
     """
 
     def __init__(self, *, most: int, gap: float, layered: bool = False) -> None:
@@ -68,28 +71,44 @@ class Pace:
         """How many tokens of so many prompts the next step may begin with beside `streams` decoding ones."""
         if not streams:
             return self.most
+        most = min(self.most, _ENOUGH)  # other prompts would wait longer for the end of a larger one
         if not self._cost.known:
-            return min(FEWEST, self.most)
+            return min(FEWEST, most)
         own = _OWN_LAYERED if self.layered and prompts == 1 else _OWN
         wanted = min(self._wanted(streams, own), _GROWTH * self._largest)
         if self._cost.alike:  # twice as large costs the streams nothing where only some layers run in a step
             wanted = wanted * 2 if self.layered else wanted // 2
-        return max(1, min(self.most, max(FEWEST, wanted)))
+        return max(1, min(most, max(FEWEST, wanted)))
 
     def bearable(self, *, streams: int, past: int) -> int:
         """How many tokens after a `past` of so many a chunk may have for any layer of it to fit into a step:
-        one that sees all of a long past may take longer than the bound by itself.
+        one that sees all of a long past may take longer than the bound by itself. Where nobody decodes, all
+        layers are run at once: see `_uninterrupted`.
 
         Where these make up whole tiles, the chunk ends with one: what sticks out attends at half the speed.
         """
-        if not streams or not self.layered or not self._cost.slope:
-            return self.most
         fixed, slope = self._cost.fixed, self._cost.slope
+        if not slope:
+            return self.most
+        if not streams:
+            return self._uninterrupted(past)
+        if not self.layered:
+            return self.most
         fitting = self._parts.tokens(room=self._room(streams), past=past, fixed=fixed, slope=slope)
         if fitting >= self.most:
             return self.most
         whole = (past + int(fitting)) // TILE * TILE - past
         return whole if whole >= LEAST * TILE else max(FEWEST, int(fitting))
+
+    def _uninterrupted(self, past: int) -> int:
+        """How many tokens after a `past` of so many a chunk may have to take _LONGEST at most, or _ENOUGH and
+        what is left of the last tile."""
+        fixed, slope = self._cost.fixed, self._cost.slope
+        fitting = self._parts.of_pass(seconds=_LONGEST, past=past, fixed=fixed, slope=slope)
+        if fitting >= self.most:
+            return self.most
+        end = max((past + int(fitting)) // TILE, -(-(past + _ENOUGH) // TILE)) * TILE
+        return min(self.most, end - past)
 
     def layers(self, filling: Filling, *, rows: int) -> int:
         """How many of a pass's next layers may run before a step of `rows` rows."""

@@ -22,6 +22,10 @@ _OWN = 0.55  # share of a pass that may be its own cost, and not its tokens': pr
 _LEAST = 0.1  # a pass would cost this share of its time at least if there were no past, whatever noise says
 
 
+# Tokens of a pass and whether it was run at once, pairs for each of the layers, and the seconds of one.
+Point = tuple[tuple[int, bool], float, float]
+
+
 class PartCosts:
     """seconds = beginning (of a pass's first part) + layers * layer + full * pairs * pair
 
@@ -32,7 +36,7 @@ class PartCosts:
     def __init__(self) -> None:
         self.pair = 0.0
         self._full: Sequence[bool] = ()  # of every layer of a pass, whether it sees all of the past
-        self._points: deque[tuple[int, float, float]] = deque(maxlen=_PARTS)
+        self._points: deque[Point] = deque(maxlen=_PARTS)
         self._beginnings: deque[float] = deque(maxlen=_BEGINNINGS)
         self._later: deque[float] = deque(maxlen=_LATER)
 
@@ -68,10 +72,15 @@ class PartCosts:
         beginning = max(self._later, default=0.0) if self._full[0] else 0.0
         if beginning < left:
             left -= beginning
-        each = slope / len(self._full) + self.pair * past  # token, besides those before it that it sees
-        fitting = 2 * left / (each + sqrt(each**2 + 2 * self.pair * left)) if left > 0 else 0.0
+        each = slope / len(self._full) + self.pair * past
+        fitting = _fitting(left, each=each, pair=self.pair)
         worth = fixed * (1 - _OWN) / _OWN / (slope + sum(self._full) * self.pair * past)
         return max(fitting, worth)
+
+    def of_pass(self, *, seconds: float, past: int, fixed: float, slope: float) -> float:
+        """How many tokens after a `past` of so many a pass may have to take so many `seconds` in all."""
+        pair = sum(self._full) * self.pair
+        return _fitting(seconds - fixed, each=slope + pair * past, pair=pair)
 
     def bare(self, filling: Filling) -> float:
         """Seconds of a pass that is complete, had its tokens no past and did not see each other."""
@@ -82,13 +91,13 @@ class PartCosts:
         """Learn from the part of a pass that was run last."""
         self._full = filling.full
         first, *later = filling.parts
-        if not later:
+        if not later and filling.left:  # how much of it was the beginning is not known
             return
-        last = later[-1]
+        last = filling.parts[-1]
         seen = filling.pairs * last.full / last.layers
-        self._points.append((filling.tokens, seen, last.seconds / last.layers))
+        self._points.append(((filling.tokens, not later), seen, last.seconds / last.layers))
         self.pair = max(0.0, _slope(list(self._points), self.pair))
-        if not filling.left:
+        if later and not filling.left:
             layer = self._rest(filling, later) / sum(part.layers for part in later)
             self._beginnings.append(max(0.0, self._rest(filling, [first]) - first.layers * layer))
             if all(span.start for span in filling.chunks):
@@ -111,13 +120,18 @@ class PartCosts:
         return rest / last.layers
 
 
-def _slope(points: list[tuple[int, float, float]], default: float) -> float:
+def _fitting(seconds: float, *, each: float, pair: float) -> float:
+    """How many tokens take so many seconds, where one costs `each`, and `pair` for every one before it."""
+    return 2 * seconds / (each + sqrt(each**2 + 2 * pair * seconds)) if seconds > 0 else 0.0
+
+
+def _slope(points: list[Point], default: float) -> float:
     """The slope of least absolute differences: the median of the slopes of all pairs of points, each with the
-    weight of their distance. Points are of passes of the same size: else the layers themselves differ."""
+    weight of their distance. Both are of one kind: else the layers themselves differ, or the beginning."""
     slopes = sorted(
         ((late - early) / (more - fewer), more - fewer)
-        for (size, fewer, early), (other, more, late) in combinations(sorted(points), 2)
-        if size == other and more > fewer
+        for (kind, fewer, early), (other, more, late) in combinations(sorted(points), 2)
+        if kind == other and more > fewer
     )
     left = sum(weight for _, weight in slopes) / 2
     for slope, weight in slopes:

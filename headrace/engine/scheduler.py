@@ -229,6 +229,7 @@ class Scheduler:
                 sequence.computed = 0
                 self._refused = (sequence, self.blocks.releases)
                 return
+            sequence.tail_at = sequence.computed
             self._note_cached(sequence)
             self.waiting.popleft()
             sequence.slot = heapq.heappop(self._free_slots)
@@ -295,9 +296,12 @@ class Scheduler:
         prompt_end = (len(sequence.request.prompt) - 1) // BLOCK_TOKENS * BLOCK_TOKENS
         if parting is not None and parting.depth * BLOCK_TOKENS <= prompt_end:
             self.blocks.keep_parting(sequence.blocks, parting)
-        if position == prompt_end or position // TAIL_TOKENS > sequence.tail_at // TAIL_TOKENS:
+        passed = (sequence.tail_at // TAIL_TOKENS + 1) * TAIL_TOKENS
+        for end in range(passed, position + 1, TAIL_TOKENS):  # a chunk need not end there
+            self.blocks.keep_tail(sequence.blocks, end)
+        if position == prompt_end:
             self.blocks.keep_tail(sequence.blocks)
-            sequence.tail_at = position
+        sequence.tail_at = position
 
     def remove_waiting(self, sequence: Sequence) -> None:
         """Forget a sequence that waits; it holds nothing."""

@@ -20,7 +20,7 @@ class Sequence:
 
     `computed` counts the leading tokens whose KV is in the cache. A sequence decodes when that is all but the
     last one; before, it is being prefilled. `slot` numbers it among the running ones. `tail_at` is the
-    position of the last tail that it left to the prefix cache. The KV of an `unusable` one may be no numbers.
+    position up to which it has left tails to the prefix cache. The KV of an `unusable` one may be no numbers.
     One that `rides` is fed the rest of its prompt in decode rows.
     """
 

@@ -14,6 +14,7 @@ from headrace.engine.backend import DecodeRow, Interrupt
 from headrace.engine.blocks import BlockManager
 from headrace.engine.engine import Engine
 from headrace.engine.null_backend import NullBackend
+from headrace.engine.options import GPU_CHUNK
 from headrace.engine.pace import Pace
 from headrace.engine.request import Output
 from headrace.engine.scheduler import Scheduler
@@ -123,7 +124,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, *, layered: bool) -> tuple[Engine, 
         prefiller=backend,
         scheduler=Scheduler(
             BlockManager({FULL: 8192}, window=None),
-            pace=Pace(most=8192, gap=0.04, layered=layered),
+            pace=Pace(most=GPU_CHUNK, gap=0.04, layered=layered),
             max_sequences=16,
             max_steps=16,
             riding_rows=16,

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.engine import prefix
+from headrace.engine import prefix, scheduler
 from headrace.engine.backend import DecodeRow, Interrupt
 from headrace.engine.blocks import BlockManager, SequenceBlocks
 from headrace.engine.build import build_engine
@@ -128,6 +128,24 @@ def test_there_is_one_tail_at_a_parting_however_many_part_there() -> None:
         ask(engine, client, prompt_of(number, 900, shared=600), answer=3)
         kept.append(tails(engine) - before)
     assert kept == [1, 2, 1, 1, 1]
+
+
+@pytest.mark.parametrize("chunk", [96, 512, 700, 4096])
+def test_there_are_tails_along_a_prompt_whatever_its_chunks(
+    monkeypatch: pytest.MonkeyPatch, chunk: int
+) -> None:
+    """At the same places: also where chunks are longer than from one to the next, or end between them."""
+    monkeypatch.setattr(scheduler, "TAIL_TOKENS", 512)
+    engine, _ = roomy_engine(chunk=chunk)
+    client = Client(engine)
+    ask(engine, client, prompt_of(1, 2000, shared=1900), answer=3)
+    assert tails(engine) == 4, "at 512, 1024 and 1536, and at its end"
+    found = [ask(engine, client, prompt_of(2, 2000, shared=1300)).cached_tokens]
+    before = tails(engine)
+    found.append(ask(engine, client, prompt_of(3, 2000, shared=1000), answer=3).cached_tokens)
+    assert found == [1024, 512]
+    assert tails(engine) == before + 3, "at 1024 and 1536, and at its end: what it shares has them"
+    engine.check()
 
 
 def test_models_without_sliding_layers_need_none() -> None:

@@ -189,7 +189,7 @@ def converse(turns: list[tuple[int, int, int]], full: int, window: int | None, t
 class KeepsWrongTails(BlockManager):
     """Lets others go on one block further than the tail reaches."""
 
-    def keep_tail(self, sequence: object) -> None:
+    def keep_tail(self, sequence: object, position: int | None = None) -> None:
         node = sequence.node  # type: ignore[attr-defined]
         if self.cache is not None and node is not None and node.depth > 3:
             self.cache.keep_tail(node, sequence.tables[SLIDING][node.depth - 3 : node.depth - 1])  # type: ignore[attr-defined]

@@ -273,11 +273,11 @@ def test_the_pool_leaves_prompts_what_their_largest_pass_takes(
     with pytest.raises(StopError):
         build_engine(model, cast(Tokenizer, None), EngineOptions(max_context=context))
     [(options, available)] = sized
-    assert options.prefill_chunk == GPU_CHUNK == 8192
+    assert options.prefill_chunk == GPU_CHUNK == 16384
     left = free - available
     past = kv_bytes_per_token(config, KVGroup.FULL, dtype) // 13 * (context or config.max_positions)
-    parts = 16 * 8192 * config.num_heads * config.head_dim * 2
-    assert left >= 1.5 * max(expert_bytes(config, 8192), past + parts)
+    parts = 16 * GPU_CHUNK * config.num_heads * config.head_dim * 2
+    assert left >= 1.5 * max(expert_bytes(config, GPU_CHUNK), past + parts)
     assert left >= 0.09 * free
     assert left < 6 * 2**30 or left < 0.11 * free
 

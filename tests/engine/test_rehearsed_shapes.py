@@ -18,6 +18,7 @@ from headrace.engine import rehearsal
 from headrace.engine.blocks import BlockManager
 from headrace.engine.engine import Engine
 from headrace.engine.null_backend import NullBackend
+from headrace.engine.options import GPU_CHUNK
 from headrace.engine.pace import FEWEST, Pace
 from headrace.engine.scheduler import Scheduler
 from headrace.model import tiled, varlen
@@ -29,7 +30,7 @@ from headrace.model.tiled import TILE, Shape
 from headrace.model.tokenizer import Tokenizer
 
 NOWHERE = torch.device("meta")  # shapes are all that counts
-CHUNK, CONTEXT, WINDOW = 8192, 262_144, 4096
+CHUNK, CONTEXT, WINDOW = GPU_CHUNK, 262_144, 4096
 WINDOWS = {KVGroup.FULL: None, KVGroup.SLIDING: WINDOW}
 NO_TABLES: dict[KVGroup, list[int]] = dict.fromkeys(KVGroup, [0] * (CONTEXT // 64))
 
@@ -104,7 +105,7 @@ def some_spans(dice: random.Random, chunk: int, context: int) -> list[Span]:
     while left and len(spans) < many:
         start = 0 if dice.random() < 0.3 else a_border(dice, 0, context - 1)
         most = min(left, context - start)
-        end = start + (most if dice.random() < 0.3 else a_border(dice, 1, most))
+        end = start + dice.choice([most, min(most, WINDOW), a_border(dice, 1, most), a_border(dice, 1, most)])
         spans.append(span(start, end))
         left -= end - start
     return spans
@@ -118,7 +119,7 @@ def test_north_is_what_this_speaks_of() -> None:
 
 def test_chunks_of_any_size_at_any_place(asked: Asked, planned: set[Shape]) -> None:
     dice = random.Random(1)
-    for _ in range(250):
+    for _ in range(500):
         asked.fill(some_spans(dice, CHUNK, CONTEXT))
     assert asked.shapes == planned, "one was not planned, or one was that does not come"
 
