@@ -142,6 +142,31 @@ def test_accidents_do_not_tell_what_the_past_costs() -> None:
     assert costs.pair == pytest.approx(PAIR, rel=0.1)
 
 
+def test_passes_that_run_at_once_tell_what_the_past_costs() -> None:
+    """Two that differ in their past are enough; what all of them begin with is not the past's."""
+    costs = PartCosts()
+    for start in (0, 16384):
+        filling = begun(16384, start)
+        ran(filling, 49, layer=6.0, more=20.0)
+        costs.observe(filling)
+    assert costs.pair == pytest.approx(PAIR, rel=0.01)
+
+
+def test_passes_at_once_and_parts_are_not_compared() -> None:
+    """A mean over all layers has the beginning in it, which would be taken for the cost of the past."""
+    costs = PartCosts()
+    for start in (0, 4096, 8192):
+        filling = begun(8192, start)
+        while filling.left:
+            ran(filling, min(filling.left, 3), layer=5.5)
+            costs.observe(filling)
+    for _ in range(8):
+        filling = begun(8192, 200_000)
+        ran(filling, 49, layer=5.5, more=300.0)
+        costs.observe(filling)
+    assert costs.pair == pytest.approx(PAIR, rel=0.02)
+
+
 def test_a_pass_has_its_own_time_at_least_whatever_parts_tell() -> None:
     costs = PartCosts()
     filling = begun(8192, 88724)

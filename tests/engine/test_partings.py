@@ -136,11 +136,20 @@ def test_there_are_tails_along_a_prompt_whatever_its_chunks(
 ) -> None:
     """At the same places: also where chunks are longer than from one to the next, or end between them."""
     monkeypatch.setattr(scheduler, "TAIL_TOKENS", 512)
-    engine, _ = roomy_engine(chunk=chunk)
+    places: list[int] = []
+
+    class Noted(BlockManager):
+        def keep_tail(self, sequence: SequenceBlocks, position: int | None = None) -> None:
+            places.extend([] if position is None else [position])
+            super().keep_tail(sequence, position)
+
+    engine, _ = roomy_engine(chunk=chunk, blocks=Noted)
     client = Client(engine)
     ask(engine, client, prompt_of(1, 2000, shared=1900), answer=3)
     assert tails(engine) == 4, "at 512, 1024 and 1536, and at its end"
+    assert places == [512, 1024, 1536]
     found = [ask(engine, client, prompt_of(2, 2000, shared=1300)).cached_tokens]
+    assert places[3:] == [1536], "what is before the place where it went on is not looked for"
     before = tails(engine)
     found.append(ask(engine, client, prompt_of(3, 2000, shared=1000), answer=3).cached_tokens)
     assert found == [1024, 512]
