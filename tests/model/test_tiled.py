@@ -200,7 +200,9 @@ def test_cudnn_does_what_is_meant(queries: int, keys: int, causal: bool, count: 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("window", [None, 4096])
-@pytest.mark.parametrize(("start", "count"), [(0, 8192), (100, 5000), (8192, 8192), (12000, 3000)])
+@pytest.mark.parametrize(
+    ("start", "count"), [(0, 8192), (100, 5000), (8192, 8192), (12000, 3000), (0, 16384)]
+)
 def test_tiles_and_flash_agree_on_a_gpu(window: int | None, start: int, count: int) -> None:
     torch.manual_seed(3)
     cuda = torch.device("cuda")
@@ -216,7 +218,7 @@ def test_tiles_and_flash_agree_on_a_gpu(window: int | None, start: int, count: i
 
 
 @pytest.mark.parametrize("window", [None, 1024, 4096, 16384])
-@pytest.mark.parametrize("chunk", [3072, 5000, 8192])
+@pytest.mark.parametrize("chunk", [3072, 5000, 8192, 16384])
 def test_all_shapes_are_foreseen(window: int | None, chunk: int) -> None:
     """And none that cannot come: each takes its time to be planned."""
     context, met = 200_000, set()
