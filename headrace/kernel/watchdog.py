@@ -14,8 +14,8 @@ class Agent(IntEnum):
 
     LOADER = 0
     CONSUMER = 1
-    ROUTER = 2
-    MERGER = 3
+    COPIER = 2
+    HELPER = 3
 
 
 class Waited(IntEnum):

@@ -17,6 +17,8 @@ WORKING_REGISTERS = 88  # of CONSUMER_REGISTERS: accumulators, a page's fragment
 STAGING_BYTES = 24 * 1024  # results on their way out, sums across warps, small tables
 MERGED_TILES = 4  # of one head, that ATTENTION_MERGE has at a time
 TASK_SLOTS = 16  # descriptors that the loader may be ahead of the consumers
+# What is left of shared memory by the rows' sums, inputs and residuals.
+RING_PAGES = {1: 12, 2: 11, 4: 11, 8: 12, 16: 11}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +34,11 @@ class Machine:
     @property
     def ring_bytes(self) -> int:
         return self.ring_pages * PAGE_BYTES_MAX
+
+
+def machine_for(rows: int) -> Machine:
+    """The constants for a capacity, one of isa.ROW_CAPACITIES."""
+    return Machine(ring_pages=RING_PAGES[rows])
 
 
 def shared_bytes(machine: Machine, residual_tiles: int, rows: int) -> int:

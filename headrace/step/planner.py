@@ -9,7 +9,7 @@ from headrace.step.balance import divide, evenly
 from headrace.step.blocks import BlockPlanner
 from headrace.step.builder import Builder, Ranges, Values, Wait, pages, tile_bytes
 from headrace.step.isa import Buffer, Flag, Opcode, Round
-from headrace.step.machine import Machine
+from headrace.step.machine import Machine, machine_for
 from headrace.step.plan import Plan
 from headrace.step.sizes import sizes_of
 from headrace.step.weights import Kind, WeightMap, weight_map
@@ -20,8 +20,8 @@ def build_plan(config: ModelConfig, *, rows: int, sms: int, machine: Machine | N
 
     Raises PlanError for a model that has none.
     """
-    machine = machine or Machine()
     sizes = sizes_of(config, rows, sms)
+    machine = machine or machine_for(rows)
     weights = weight_map(config)
     builder = Builder(sizes, machine)
     owned = Ranges.of(evenly(sizes.residual_tiles, sms))

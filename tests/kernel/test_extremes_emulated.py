@@ -66,12 +66,12 @@ def test_lengths_around_every_edge(libraries: Libraries) -> None:
 @pytest.mark.parametrize("name", ROUTINGS)
 def test_routings(libraries: Libraries, name: str) -> None:
     lengths, config = routed(name)
-    found = routing_errors(libraries.bench(lengths, 16, config=config), name)
+    found = routing_errors(libraries.bench(lengths, 16, config=config, sms=4), name)
     assert worst(found) <= BOUND, found
 
 
 def test_an_expert_that_is_left_out_is_seen(libraries: Libraries) -> None:
     name = "every expert, each by one row"
     lengths, config = routed(name)
-    found = routing_errors(libraries.bench(lengths, 16, config=config, spoilt=EXPERT_LOST), name)
+    found = routing_errors(libraries.bench(lengths, 16, config=config, sms=4, spoilt=EXPERT_LOST), name)
     assert not worst(found) <= BOUND

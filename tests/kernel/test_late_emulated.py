@@ -36,7 +36,7 @@ READS_LATE: Spoilt = (
     "expert_down_any(c, task, count, variant",
     "expert_down_any(c, task, c.s.route.count, variant",
 )
-NO_WAIT: Spoilt = ("wait.h", "if (agent == Agent::ROUTER && !wait_for_rows(", "if (false && !wait_for_rows(")
+NO_WAIT: Spoilt = ("helper.h", "if (!wait_for_rows(", "if (false && !wait_for_rows(")
 
 
 def tasks(plan: Plan, sm: int) -> list[tuple[Opcode, int]]:

@@ -46,7 +46,7 @@ __device__ __forceinline__ bool begin_after(Consumer& c, Waits waits) {
 }
 
 __device__ __forceinline__ void wait_for(Consumer& c, int32_t counter, int32_t arrivals) {
-  if (counter) wait_counter(c.s, c.p, Agent::CONSUMER, counter, c.s.epoch * static_cast<uint32_t>(arrivals));
+  if (counter) wait_counter(c.s, c.p, counter, c.s.epoch * static_cast<uint32_t>(arrivals));
 }
 
 // The waits that the descriptor names.

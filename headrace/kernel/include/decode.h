@@ -1,9 +1,10 @@
 // The kernel: one persistent block an SM, which runs whole decode steps from embedding to sampled token.
 #pragma once
 
+#include "copier.h"
+#include "helper.h"
 #include "loader.h"
 #include "ops/attention.h"
-#include "ops/attention_merge.h"
 #include "ops/embed.h"
 #include "ops/expert_down.h"
 #include "ops/ffn_down.h"
@@ -13,7 +14,6 @@
 #include "ops/sample_pick.h"
 #include "ops/sample_select.h"
 #include "ops/sample_stats.h"
-#include "route.h"
 
 __device__ __forceinline__ void run_sampling(Consumer& c, const isa::Descriptor& task) {
   switch (static_cast<isa::Opcode>(task.opcode)) {
@@ -81,6 +81,7 @@ __device__ __forceinline__ void begin(Shared& s, const Params& p) {
     ptx::barrier_init(&s.rows_moved, 1);
     ptx::barrier_inits_done();
     s.issued = 0;
+    s.orders_made = s.orders_taken = 0;
     s.ended = s.aborted = 0;
     for (Note& note : s.notes) note.waited = 0;
     s.experts_read = 0;
@@ -119,11 +120,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) decode(const __grid_con
     const int warp = threadIdx.x >> 5;
     if (warp == LOADER_WARP)
       load(s, p);
-    else if (warp == ROUTER_WARP && sizes::EXPERTS > 0)
-      route(s, p);
-    else if (warp == MERGER_WARP)
-      merge(s, p);
-    else if (threadIdx.x == PUBLISHER_WARP * 32)
+    else if (warp == HELPER_WARP)
+      help(s, p);
+    else if (threadIdx.x == COPIER_WARP * isa::WARP)
+      copy_orders(s, p);
+    else if (threadIdx.x == PUBLISHER_WARP * isa::WARP)
       publish(s, p);
   } else {
     ptx::take_registers<isa::CONSUMER_REGISTERS>();

@@ -229,7 +229,8 @@ __device__ __forceinline__ void leave_part(Consumer& c, const Turn& turn, int pl
   for (int n = 0; n < Sums::EIGHTS; n++) {
     float2 sum = part.value[n][0];
     if constexpr (Sums::PARTS == 2) sum = make_float2(sum.x + part.value[n][1].x, sum.y + part.value[n][1].y);
-    *reinterpret_cast<float2*>(&c.s.sums[turn.which][c.warp()][place * Sums::EIGHTS + n][c.lane() * 2]) = sum;
+    const int row = (c.lane() & 3) * 2;
+    if (row < SUM_ROWS) *reinterpret_cast<float2*>(&c.s.sums[turn.which][c.warp()][place * Sums::EIGHTS + n][(c.lane() >> 2) * SUM_ROWS + row]) = sum;
   }
 }
 
@@ -244,14 +245,14 @@ __device__ __forceinline__ bool parts_left(Consumer& c, const Turn& turn) {
 
 __device__ __forceinline__ Results added_up(const Consumer& c, const Turn& turn, int place) {
   const auto& buffer = c.s.sums[turn.which];
-  const int first = c.warp() - c.part(), row = c.lane() >> 2, output = (c.lane() & 3) * 2;
+  const int first = c.warp() - c.part(), row = (c.lane() >> 2) % SUM_ROWS, output = (c.lane() & 3) * 2;
   Results results;
 #pragma unroll
   for (int n = 0; n < Sums::EIGHTS; n++) {
     float total[2];
 #pragma unroll
     for (int e = 0; e < 2; e++) {
-      const int at = (output + e) * 8 + row;
+      const int at = (output + e) * SUM_ROWS + row;
       float q[4];
 #pragma unroll
       for (int w = 0; w < 4; w++) {
@@ -280,7 +281,7 @@ __device__ __forceinline__ void each_tile(Consumer& c, int tiles, int halves, co
   for (int index = 0; index < tiles; index++) {
     if (c.owns_tile(index)) {
       RingPlace ring = c.ring;
-      if (TILE_GROUPS > 1) let_loader_come(c.s, ring, C::PAGES * MOST_HALVES, C::PER_PAGE * isa::UNIT);
+      if (TILE_GROUPS > 1) let_copier_come(c.s, ring, C::PAGES * MOST_HALVES, C::PER_PAGE * isa::UNIT);
       const Turn turn = begin_turn(c);
 #pragma unroll 1
       for (int half = 0; half < halves; half++) leave_part(c, turn, half, Part(multiply<K>(c, ring, a)));

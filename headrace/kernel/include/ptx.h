@@ -53,6 +53,17 @@ __device__ __forceinline__ bool barrier_passed(uint64_t* barrier, uint32_t parit
   return barrier_passed(shared_address(barrier), parity);
 }
 
+// A word by which threads of the block tell each other that what they wrote to shared memory before may be read.
+__device__ __forceinline__ uint32_t load_shared_acquire(uint32_t from_shared) {
+  uint32_t value;
+  asm volatile("ld.acquire.cta.shared::cta.u32 %0, [%1];" : "=r"(value) : "r"(from_shared) : "memory");
+  return value;
+}
+
+__device__ __forceinline__ void store_shared_release(uint32_t to_shared, uint32_t value) {
+  asm volatile("st.release.cta.shared::cta.u32 [%0], %1;" ::"r"(to_shared), "r"(value) : "memory");
+}
+
 // ---- bulk copies: contiguous, 16-byte aligned, by the copy engine (the asynchronous proxy) ----
 
 __device__ __forceinline__ uint64_t read_once_policy() {

@@ -29,7 +29,7 @@ __device__ __forceinline__ void submit_message(Shared& s, const Params& p, uint3
 
 __device__ constexpr Agent agent_of(int warp) {
   if (warp < CONSUMER_WARPS) return Agent::CONSUMER;
-  return warp == LOADER_WARP ? Agent::LOADER : warp == ROUTER_WARP ? Agent::ROUTER : Agent::MERGER;
+  return warp == LOADER_WARP ? Agent::LOADER : warp == COPIER_WARP ? Agent::COPIER : Agent::HELPER;
 }
 
 __device__ __forceinline__ Note note_of(const Shared& s, int warp) {

@@ -2,11 +2,12 @@
 //
 // Threads: eight consumer warps in two groups of four, then one warp each for what runs beside them.
 //
-//   loader     fills the ring and the task slots
+//   loader     fills the task slots, and orders pages
+//   copier     one thread, which fills the ring with what is ordered
 //   consumers  multiply, and write what they made into messages
-//   publisher  sends messages to global memory and signals counters
-//   router     chooses the experts as soon as the router's logits are there
-//   merger     puts attention's partial results together while the consumers are at the experts
+//   publisher  one thread, which sends messages to global memory and signals counters
+//   helper     chooses the experts as soon as the router's logits are there, and puts attention's partial results together
+//              while the consumers are at the experts
 #pragma once
 
 #include "isa.h"
@@ -18,8 +19,8 @@ constexpr int ROWS = sizes::ROWS;
 constexpr int RING = sizes::RING_PAGES;
 constexpr int CONSUMER_WARPS = 8;
 constexpr int CONSUMERS = CONSUMER_WARPS * isa::WARP;
-constexpr int LOADER_WARP = CONSUMER_WARPS, PUBLISHER_WARP = LOADER_WARP + 1, ROUTER_WARP = LOADER_WARP + 2,
-              MERGER_WARP = LOADER_WARP + 3;
+constexpr int LOADER_WARP = CONSUMER_WARPS, COPIER_WARP = LOADER_WARP + 1, PUBLISHER_WARP = LOADER_WARP + 2,
+              HELPER_WARP = LOADER_WARP + 3;
 constexpr int THREADS = CONSUMERS + isa::GROUP_THREADS;
 
 constexpr bool WIDE = ROWS > 8;                // the rows fill the tensor core's sixteen
@@ -34,9 +35,12 @@ constexpr int EXPERTS = sizes::EXPERTS > 0 ? sizes::EXPERTS : 1;
 constexpr int CHOICES = sizes::TOP_K > 0 ? sizes::TOP_K : 1;  // experts of a row
 constexpr int MAX_ACTIVE = sizes::TOP_K > 0 ? (EXPERTS < ROWS * sizes::TOP_K ? EXPERTS : ROWS * sizes::TOP_K) : 1;
 
-constexpr int INPUT_BYTES = ROWS <= 4 ? 16384 : 16;  // where inputs have a place in shared memory
+constexpr int SUM_ROWS = ROWS < 2 ? 2 : ROWS < 8 ? ROWS : 8;  // of activations, in a partial sum
+
+constexpr int INPUT_BYTES = ROWS == 1 ? 12288 : ROWS <= 4 ? 16384 : 16;  // where inputs have a place in shared memory
 constexpr bool INPUT_STAYS = sizes::HIDDEN * ROWS * 2 <= INPUT_BYTES;  // norm(X) does
 constexpr int MESSAGES = 16;
+constexpr int ORDERS = 16;
 constexpr int PAYLOAD = ROWS * isa::TILE_ROWS * 4;  // bytes of a tile of float32, or of a share's statistics
 constexpr int CANDIDATE_BYTES = sizeof(isa::Candidate);
 constexpr int BINS_BYTES = isa::DIGIT_BINS * 8;
@@ -44,7 +48,8 @@ __device__ constexpr int larger(int a, int b) { return a > b ? a : b; }
 // Chunks of a row whose outputs ATTENTION_MERGE has at a time. Models with narrow heads are small: they can wait.
 constexpr int MERGE_CHUNKS = HEAD_DIM >= 64 ? isa::MAX_CHUNKS : 16;
 constexpr int MERGE_BYTES = MERGE_CHUNKS * isa::MERGED_TILES * isa::TILE_ROWS * 4;
-constexpr int RECORD_BYTES = larger(MERGE_BYTES, larger(ROWS * CANDIDATE_BYTES, BINS_BYTES));
+constexpr int LOGIT_BYTES = (EXPERTS + isa::TILE_ROWS - 1) / isa::TILE_ROWS * isa::TILE_ROWS * ROWS * 4;
+constexpr int RECORD_BYTES = larger(larger(MERGE_BYTES, LOGIT_BYTES), larger(ROWS * CANDIDATE_BYTES, BINS_BYTES));
 constexpr int PAGE_ARRIVALS = 8;                    // that free a ring slot, whoever shares the page
 
 // Named barriers; 0 belongs to __syncthreads.
@@ -62,6 +67,17 @@ struct TaskSlot {
   int32_t pad;
 };
 
+// Pages that follow one another in memory, for the copier.
+struct alignas(16) Order {
+  const uint8_t* from;
+  uint16_t pages;
+  uint16_t bytes;  // of a page
+  uint16_t task;   // its number in the list
+  uint8_t most;    // pages of this size that may be under way
+  uint8_t flags;   // of order_flag
+};
+static_assert(sizeof(Order) == 16 && isa::PAGE_BYTES_MAX < 1 << 16);
+
 // What the publisher is to do: send `bytes` from shared memory to `to`, then add to a counter. Both may be absent.
 struct Message {
   uint8_t* to;
@@ -73,7 +89,7 @@ struct Message {
 };
 
 // ROW_STATE. Written by the consumers in SAMPLE_COMMIT; the loader reads it only after that step's commit counter, the
-// router after rows_moved.
+// helper after rows_moved.
 struct RowState {
   int32_t active[ROWS], slot[ROWS], token[ROWS], position[ROWS], made[ROWS];
   int32_t first_new[ROWS];  // the lowest position that this step writes in the row's slot
@@ -92,15 +108,14 @@ struct ChunkTable {
   int32_t total;
 };
 
-// The experts of the layer at hand, made by the router and read by the loader and the consumers up to EXPERT_DOWN. The
+// The experts of the layer at hand, made by the helper and read by the loader and the consumers up to EXPERT_DOWN. The
 // next layer's are made after the router's counter of that layer, which follows everything that reads these.
 struct Route {
   int32_t count;
   int32_t expert[MAX_ACTIVE];
   uint32_t users[MAX_ACTIVE];      // bit r: row r is routed to it
   alignas(16) float weight[MAX_ACTIVE][ROWS];  // 0: the row is not routed to it
-  int16_t choice[ROWS][CHOICES];     // each row's experts and their logits, on the way to the above
-  float choice_logit[ROWS][CHOICES];
+  int16_t choice[ROWS][CHOICES];   // each row's experts, on the way to the above
   int16_t place[EXPERTS];          // in `expert`
 };
 
@@ -131,13 +146,15 @@ struct TraceState<true> {
 struct Shared {
   alignas(128) uint8_t ring[RING][isa::PAGE_BYTES_MAX];
   alignas(16) uint8_t payload[MESSAGES][PAYLOAD];
-  // ATTENTION_MERGE: a row's partial results; in SAMPLE_SELECT a histogram, in SAMPLE_PICK the candidates of all rows:
-  // the consumers come to these only after the last merge's signal.
+  // The helper's: the router's logits, then a row's partial results. In SAMPLE_SELECT a histogram, in SAMPLE_PICK the
+  // candidates of all rows: the consumers come to these only after the last merge's signal.
   alignas(16) uint8_t record[RECORD_BYTES];
   float2 chunk_weights[isa::MAX_CHUNKS];  // ATTENTION_MERGE: weights, and weighted sums, of a row's chunks
-  // Partial sums across the warps of a tile: [buffer][warp][eight rows by eight outputs, at most twice two][64].
-  // ATTENTION keeps the weights of a round there: [group][warp][lane].
-  alignas(16) float sums[2][CONSUMER_WARPS][WIDE ? 4 : 2][64];
+  union {
+    // Partial sums across the warps of a tile: [buffer][warp][at most twice two][eight outputs by up to eight rows].
+    alignas(16) float sums[2][CONSUMER_WARPS][WIDE ? 4 : 2][isa::TILE_ROWS * SUM_ROWS];
+    uint4 attention_weights[2][CONSUMER_WARPS / 2][isa::WARP];  // of a round: [group][warp][lane]
+  };
   alignas(16) uint8_t input[INPUT_BYTES];  // norm(X), or the input of a down projection: as staged_at says
   float2 scales[ROWS];  // where it has none: the rows' means, and what their elements are multiplied by
   int32_t input_norm;   // which norm that is of, in which step
@@ -151,6 +168,8 @@ struct Shared {
   };
   alignas(16) TaskSlot tasks[isa::TASK_SLOTS];
   Message messages[MESSAGES];
+  Order orders[ORDERS];
+  uint32_t orders_made, orders_taken;  // over the launch; written by the loader and by the copier
   union {  // no layer routes while rows are sampled
     Route route;
     struct {
@@ -162,7 +181,6 @@ struct Shared {
   uint64_t kv_pages[sizes::LAYERS];  // Params::kv_pages
   float frequencies[HEAD_DIM / 2];   // Params::frequencies
   int32_t new_block[ROWS];           // QKV_PROJ: where each row's key and value go
-  int32_t kv_list[isa::WARP];        // the loader's: pages of K of the blocks that come next
   ChunkTable chunks[2];  // full attention, sliding window
   double pick_value[CONSUMER_WARPS];
   float pick_score[CONSUMER_WARPS];
@@ -174,7 +192,7 @@ struct Shared {
   uint64_t sums_full[TILE_GROUPS][2], sums_empty[TILE_GROUPS][2];
   uint64_t route_full;
   uint64_t rows_moved;    // a phase a step: SAMPLE_COMMIT has moved this SM's rows on
-  uint32_t issued;        // pages of the ring, over the launch; written by the loader
+  uint32_t issued;        // pages of the ring, over the launch; written by the copier
   int32_t ended;          // the launch is over; written in SAMPLE_COMMIT
   int32_t aborted;        // the watchdog has struck, here or on another SM; written by the publisher
   Note notes[THREADS / isa::WARP];

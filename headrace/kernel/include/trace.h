@@ -1,7 +1,7 @@
 // What an SM did when, in a variant that records it; in all others nothing of this is left.
 //
-// Three threads of an SM write a line for each of their tasks: the loader's, the consumers' first, and the publisher's
-// (a line for each signal). Times are cycles of the SM's own clock; two anchors, at the launch's beginning and end, tell
+// Three threads of an SM write a line for each of their tasks: the copier, the first consumer, and the publisher (a line
+// for each signal). Times are cycles of the SM's own clock; two anchors, at the launch's beginning and end, tell
 // the host how they go with nanoseconds that all SMs share. headrace/kernel/records.py describes lines and anchors,
 // headrace/kernel/trace.py reads them.
 #pragma once
@@ -10,12 +10,12 @@
 
 namespace trace {
 
-enum Lane : int { LOADER = 0, CONSUMERS = 1, PUBLISHER = 2, LANES = 3 };
+enum Lane : int { COPIER = 0, CONSUMERS = 1, PUBLISHER = 2, LANES = 3 };
 
 // Whether this thread writes the lane's lines. Callers know their lane when they are compiled, so that a line's address
 // is a constant and takes no register.
 __device__ __forceinline__ bool writes(Lane lane) {
-  return threadIdx.x == (lane == LOADER ? LOADER_WARP : lane == PUBLISHER ? PUBLISHER_WARP : 0) * isa::WARP;
+  return threadIdx.x == (lane == COPIER ? COPIER_WARP : lane == PUBLISHER ? PUBLISHER_WARP : 0) * isa::WARP;
 }
 
 // For one thread, before any of the three begins.
@@ -77,20 +77,19 @@ __device__ __forceinline__ void anchor(const P& p, int which) {
   }
 }
 
-// A wait for a counter, as long as this lives. The sum has less at the beginning and more at the end, so no register is
+// A consumers' wait for a counter, as long as this lives. The sum has less at the beginning and more at the end, so no register is
 // kept. Other waits are not noted: pages come every half microsecond, and a clock read for each would slow them down.
 template <typename S>
 struct Waiting {
   S& s;
-  Lane lane;
 
-  __device__ __forceinline__ Waiting(S& s, Lane lane) : s(s), lane(lane) { note(false); }
+  __device__ __forceinline__ explicit Waiting(S& s) : s(s) { note(false); }
   __device__ __forceinline__ ~Waiting() { note(true); }
 
   __device__ __forceinline__ void note(bool over) const {
     if constexpr (variant::TRACE) {
-      if (!writes(lane)) return;
-      variant::TraceLine& line = s.trace.line[lane];
+      if (!writes(CONSUMERS)) return;
+      variant::TraceLine& line = s.trace.line[CONSUMERS];
       const uint32_t now = ptx::cycles();
       line.inputs += over ? now : -now;
       if (over) line.seen = now;

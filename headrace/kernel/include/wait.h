@@ -10,7 +10,7 @@
 
 #include "trace.h"
 
-enum class Agent : int32_t { LOADER = 0, CONSUMER = 1, ROUTER = 2, MERGER = 3 };
+enum class Agent : int32_t { LOADER = 0, CONSUMER = 1, COPIER = 2, HELPER = 3 };
 enum class Waited : int32_t {
   COUNTER = 0,
   PAGE_LANDED = 1,
@@ -22,8 +22,6 @@ enum class Waited : int32_t {
   SUMS_EMPTY = 7,
   ROUTE = 8,
 };
-
-__device__ constexpr trace::Lane lane_of(Agent agent) { return agent == Agent::LOADER ? trace::LOADER : trace::CONSUMERS; }
 
 __device__ __forceinline__ bool is_set(const int32_t& flag) { return *static_cast<const volatile int32_t*>(&flag) != 0; }
 
@@ -46,7 +44,7 @@ __device__ __forceinline__ void wait_barrier(Shared& s, uint64_t* barrier, uint3
   clear_note(s);
 }
 
-// The loader's waits also end with the launch. Gives whether the phase is over. `barrier` is an address in shared memory.
+// The loader's and the copier's waits also end with the launch. Gives whether the phase is over. `barrier` is an address in shared memory.
 __device__ __forceinline__ bool wait_barrier_or_end(Shared& s, uint32_t barrier, uint32_t parity, Waited what,
                                                     int32_t index) {
   if (ptx::barrier_passed(barrier, parity)) return true;
@@ -63,8 +61,8 @@ __device__ __forceinline__ bool has_reached(const uint32_t* counter, uint32_t wa
 }
 
 // For one thread; what it tells its peers through a barrier they may rely on.
-__device__ __forceinline__ void wait_counter(Shared& s, const Params& p, Agent agent, int32_t counter, uint32_t want) {
-  const trace::Waiting waiting(s, lane_of(agent));
+__device__ __forceinline__ void wait_counter(Shared& s, const Params& p, int32_t counter, uint32_t want) {
+  const trace::Waiting waiting(s);
   const uint32_t* word = counter_at(p, counter);
   if (has_reached(word, want)) return;
   leave_note(s, Waited::COUNTER, counter, want);
@@ -95,33 +93,4 @@ __device__ __forceinline__ bool wait_for_rows(Shared& s, uint32_t step, int lane
     while (going && !ptx::barrier_passed(&s.rows_moved, (step & 1) ^ 1)) going = !is_set(s.ended) && !is_set(s.aborted);
   __syncwarp();
   return __shfl_sync(~0u, going, 0);
-}
-
-// The life of a warp that works beside the consumers, on all tasks of one operation: wait for the counter in word
-// `counter` of the descriptor, call `work(words)`. For all lanes.
-template <typename Work>
-__device__ __forceinline__ void each_beside(Shared& s, const Params& p, Agent agent, isa::Opcode opcode, isa::Field counter,
-                                            int lane, Work work) {
-  const int32_t* list = p.descriptors + static_cast<size_t>(blockIdx.x) * sizes::TASKS * isa::WORDS;
-#pragma unroll 1
-  for (uint32_t epoch = p.epoch + 1; epoch - p.epoch <= static_cast<uint32_t>(p.steps); epoch++) {
-    // The merger waits for what every SM signals in the step. Logits of a first layer that routes may be there before an
-    // SM that had no part in them has moved its rows on.
-    if (agent == Agent::ROUTER && !wait_for_rows(s, epoch - p.epoch - 1, lane)) return;
-#pragma unroll 1
-    for (int first = 0; first < sizes::TASKS; first += isa::WARP) {
-      const int own = first + lane;
-      uint32_t found = __ballot_sync(~0u, own < sizes::TASKS && __ldg(list + own * isa::WORDS) == static_cast<int32_t>(opcode));
-#pragma unroll 1
-      for (; found; found &= found - 1) {
-        const int number = first + __ffs(found) - 1;
-        const int32_t* words = list + number * isa::WORDS;
-        const int32_t* waited = words + static_cast<int>(counter);
-        const uint32_t want = epoch * static_cast<uint32_t>(__ldg(waited + 1));
-        s.doing[static_cast<int>(agent)] = number;
-        if (!wait_counter_or_end(s, p, __ldg(waited), want, lane)) return;
-        work(words);
-      }
-    }
-  }
 }

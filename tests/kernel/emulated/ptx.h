@@ -106,6 +106,12 @@ inline void multiply_add(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, u
   }
 }
 
+inline uint32_t load_shared_acquire(uint32_t from_shared) { return polled(at_address<uint32_t>(from_shared)); }
+inline void store_shared_release(uint32_t to_shared, uint32_t value) {
+  *at_address<uint32_t>(to_shared) = value;
+  wake(at_address<uint32_t>(to_shared));
+  falter();
+}
 inline void store_shared(uint32_t to_shared, uint32_t value) { *at_address<uint32_t>(to_shared) = value; }
 inline void forget(uint32_t&) {}
 inline uint4 settled(const uint4& value) { return value; }

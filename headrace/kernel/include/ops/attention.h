@@ -195,8 +195,7 @@ __device__ __forceinline__ void add_values(Consumer& c, Attention& a, const Grou
 // One or two blocks of a row, whose pages begin at `ring`.
 __device__ __forceinline__ void attend(Consumer& c, Attention& a, const GroupPlace& place, RingPlace ring, int row, int head,
                                        int first, int blocks, int window) {
-  uint4* weights = reinterpret_cast<uint4*>(c.s.sums) + place.group * 128;
-  static_assert(2 * 128 * sizeof(uint4) <= sizeof(c.s.sums), "no room for attention's weights");
+  uint4* weights = c.s.attention_weights[place.group][0];
   const int block = place.part >> 1, half = place.part & 1;
   const bool counts = block < blocks;
   float score[8];
@@ -259,7 +258,7 @@ __device__ __forceinline__ void attend_chunk(Consumer& c, const isa::Descriptor&
   RingPlace ring = c.ring, awaited = ring;
   const int before = (place.part >> 1) * min(blocks, 2);  // pages of this item before the first that this warp waits for
   awaited.advance(before);
-  let_loader_come(c.s, awaited, skipped + before, kv::PAGE_BYTES);
+  let_copier_come(c.s, awaited, skipped + before, kv::PAGE_BYTES);
 #pragma unroll 1
   for (int block = 0; block < blocks; block += 2, ring.advance(4))
     attend(c, a, place, ring, row, head, first + block, min(blocks - block, 2), task.window);

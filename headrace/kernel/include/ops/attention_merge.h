@@ -163,10 +163,3 @@ __device__ __forceinline__ void attention_merge(Shared& s, const Params& p, cons
   const uint32_t amount = word(isa::Field::SIGNAL_AMOUNT);
   if (lane == 0) ptx::add_release(counter, amount);
 }
-
-// The merger's whole life; one warp.
-__device__ __forceinline__ void merge(Shared& s, const Params& p) {
-  const int lane = static_cast<int>(threadIdx.x & 31);
-  each_beside(s, p, Agent::MERGER, isa::Opcode::ATTENTION_MERGE, isa::Field::WAIT_COUNTER, lane,
-              [&](const int32_t* words) { attention_merge(s, p, words, lane); });
-}
