@@ -24,7 +24,7 @@ _MOMENTS = ("ready", "taken", "seen", "end")
 class Lane(IntEnum):
     """Whose lines; as in trace.h."""
 
-    LOADER = 0
+    COPIER = 0
     CONSUMERS = 1
     PUBLISHER = 2
 
@@ -35,7 +35,7 @@ class TraceError(RuntimeError):
 
 @dataclass(frozen=True)
 class Tasks:
-    """Of the loaders or of the consumers: every field is [SMs, steps, tasks], NaN where there was no task.
+    """Of the copiers or of the consumers: every field is [SMs, steps, tasks], NaN where there was no task.
 
     Moments are microseconds since the launch's first, `inputs` microseconds of waits for counters. `working`
     is what is left of a task, waits for pages in it; `queue` how long there was no task to take up.
@@ -73,7 +73,7 @@ class Trace:
 
     plan: Plan
     steps: int
-    loaders: Tasks
+    copiers: Tasks
     consumers: Tasks
     signals: Signals
 
@@ -114,13 +114,13 @@ def read_trace(plan: Plan, steps: int, memory: npt.NDArray[np.uint8]) -> Trace:
     lines = used.view(TRACE_LINE).reshape(sms, TRACE_LANES, steps, tasks)
     clock = Clock(anchors)
     made = int((lines[:, Lane.CONSUMERS]["end"] != 0).any(axis=(0, 2)).sum())
-    loaders, consumers = (_tasks(lines[:, lane, :made], clock) for lane in (Lane.LOADER, Lane.CONSUMERS))
+    copiers, consumers = (_tasks(lines[:, lane, :made], clock) for lane in (Lane.COPIER, Lane.CONSUMERS))
     signals = _signals(plan, lines[:, Lane.PUBLISHER].reshape(sms, -1), clock)
     right = Corrections(plan, consumers.seen, consumers.inputs)
     return Trace(
         plan,
         made,
-        _corrected(loaders, right),
+        _corrected(copiers, right),
         _corrected(consumers, right),
         replace(signals, taken=right.of(signals.sm, signals.taken), end=right.of(signals.sm, signals.end)),
     )

@@ -39,7 +39,7 @@ def _events(trace: Trace, steps: Sequence[int], sms: Sequence[int]) -> Iterator[
                 "args": {"name": lane.name.lower()},
             }
         for step in steps:
-            yield from _lane(trace, Lane.LOADER, trace.loaders, sm, step)
+            yield from _lane(trace, Lane.COPIER, trace.copiers, sm, step)
             yield from _lane(trace, Lane.CONSUMERS, trace.consumers, sm, step)
         yield from _signals(trace, sm, steps)
 
@@ -51,7 +51,7 @@ def _lane(trace: Trace, lane: Lane, tasks: Tasks, sm: int, step: int) -> Iterato
         if np.isnan(tasks.end[at]):
             continue
         if tasks.queue[at] > _LEAST:
-            what = "no free slot" if lane is Lane.LOADER else "no task"
+            what = "no order" if lane is Lane.COPIER else "no task"
             yield _slice(sm, lane, what, tasks.ready[at], tasks.taken[at])
         arguments = {
             "step": step,
@@ -61,8 +61,7 @@ def _lane(trace: Trace, lane: Lane, tasks: Tasks, sm: int, step: int) -> Iterato
         }
         yield _slice(sm, lane, name_of(words), tasks.taken[at], tasks.end[at]) | {"args": arguments}
         if tasks.inputs[at] > _LEAST:
-            field = Field.LOADER_COUNTER if lane is Lane.LOADER else Field.WAIT_COUNTER
-            counter = trace.plan.counters[int(words[field])]
+            counter = trace.plan.counters[int(words[Field.WAIT_COUNTER])]
             yield _slice(sm, lane, f"wait {counter}", tasks.taken[at], tasks.seen[at])
 
 

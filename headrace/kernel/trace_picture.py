@@ -28,7 +28,7 @@ def timeline_of(trace: Trace) -> Timeline:
 
 
 def _spans(trace: Trace, sm: int) -> Iterator[Span]:
-    consumers, loaders = trace.consumers, trace.loaders
+    consumers, copiers = trace.consumers, trace.copiers
     for step in range(max(trace.steps - 2, 0), trace.steps):
         for task, words in enumerate(trace.plan.tasks(sm)):
             at = (sm, step, task)
@@ -38,7 +38,7 @@ def _spans(trace: Trace, sm: int) -> Iterator[Span]:
             loads = Field.PAGE_BYTES in USED[opcode] and opcode is not Opcode.EMBED
             yield Span(
                 Work(opcode.name, int(words[Field.LAYER]), step, pages=int(loads), page_bytes=0),
-                loading=(float(loaders.seen[at]), float(loaders.end[at])) if loads else (0.0, 0.0),
+                loading=(float(copiers.seen[at]), float(copiers.end[at])) if loads else (0.0, 0.0),
                 waiting=float(consumers.taken[at]),
                 begin=float(consumers.seen[at]),
                 end=float(consumers.end[at]),

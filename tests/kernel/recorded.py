@@ -75,7 +75,7 @@ def everything(
             for task, words in enumerate(plan.tasks(sm)):
                 now = 1.0 + step * length + places[_key(words)]
                 recording.task(Lane.CONSUMERS, sm, step, task, (now, now + 0.1, now + 0.35, now + 1.0), 0.25)
-                recording.task(Lane.LOADER, sm, step, task, (now - 1, now - 0.9, now - 0.9, now - 0.5))
+                recording.task(Lane.COPIER, sm, step, task, (now - 1, now - 0.9, now - 0.9, now - 0.5))
                 if counter := int(words[Field.SIGNAL_COUNTER]):
                     recording.signal(sm, counter, now + 1.0, now + 1.1)
     return recording.memory

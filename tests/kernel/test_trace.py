@@ -25,11 +25,11 @@ def test_clocks_of_all_sms_are_brought_onto_one_time() -> None:
     recording = Recording(PLAN, 1)
     for sm in range(3):
         recording.task(Lane.CONSUMERS, sm, 0, 4, (10, 11, 12, 20))
-        recording.task(Lane.LOADER, sm, 0, 0, (-2, -1, -1, 5))  # before the anchor
+        recording.task(Lane.COPIER, sm, 0, 0, (-2, -1, -1, 5))  # before the anchor
     trace = read_trace(PLAN, 1, recording.memory)
     assert trace.consumers.taken[:, 0, 4] == pytest.approx([11] * 3, abs=1e-3)
-    assert trace.loaders.ready[:, 0, 0] == pytest.approx([-2] * 3, abs=1e-3)
-    assert trace.loaders.end[:, 0, 0] == pytest.approx([5] * 3, abs=1e-3)
+    assert trace.copiers.ready[:, 0, 0] == pytest.approx([-2] * 3, abs=1e-3)
+    assert trace.copiers.end[:, 0, 0] == pytest.approx([5] * 3, abs=1e-3)
 
 
 def test_fields_and_what_follows_from_them() -> None:

@@ -45,7 +45,7 @@ def test_what_all_sms_wait_for_brings_their_clocks_together() -> None:
     assert disagreement(read_trace(PLAN, STEPS, drifting)) < apart + 0.5
     trace, true = read_trace(PLAN, STEPS, drifting), read_trace(PLAN, STEPS, right)
     for name in ("ready", "taken", "seen", "end"):
-        for ours, its in ((trace.consumers, true.consumers), (trace.loaders, true.loaders)):
+        for ours, its in ((trace.consumers, true.consumers), (trace.copiers, true.copiers)):
             assert np.nanmax(np.abs(getattr(ours, name) - getattr(its, name))) < 2.0
     assert np.abs(trace.signals.end - true.signals.end).max() < 2.0
     assert np.array_equal(trace.signals.step, true.signals.step)

@@ -40,7 +40,7 @@ def test_a_launch_records_every_task_and_every_signal_through_the_publisher(tmp_
     assert trace.steps == len(made) == STEPS
     opcodes = trace.plan.descriptors[..., Field.OPCODE]
     consumed = (opcodes != Opcode.END) & (opcodes != Opcode.ATTENTION_MERGE)  # the merger's leave none
-    for tasks in (trace.consumers, trace.loaders):
+    for tasks in (trace.consumers, trace.copiers):
         assert (np.isfinite(tasks.end) == consumed[:, None, :]).all()
         there = np.isfinite(tasks.end)
         for earlier, later in (("ready", "taken"), ("taken", "seen"), ("seen", "end")):

@@ -102,7 +102,7 @@ def test_perfetto_gets_every_task_under_its_name() -> None:
     assert {event["pid"] for event in found} == {0, 2}
     for sm in (0, 2):
         right = sorted(name_of(words) for words in PLAN.tasks(sm))
-        for lane in (Lane.CONSUMERS, Lane.LOADER):
+        for lane in (Lane.CONSUMERS, Lane.COPIER):
             mine = [event for event in slices if event["pid"] == sm and event["tid"] == lane]
             assert sorted(str(event["name"]) for event in mine if "args" in event) == right
     assert any(event["name"] == "EXPERT_UP 3" for event in slices)
@@ -126,7 +126,7 @@ def test_the_picture_has_every_task_of_the_last_step_where_it_was() -> None:
             )
             if span.work.name == "QKV_PROJ":
                 assert span.work.pages
-                assert span.loading == (trace.loaders.seen[sm, 2, task], trace.loaders.end[sm, 2, task])
+                assert span.loading == (trace.copiers.seen[sm, 2, task], trace.copiers.end[sm, 2, task])
             assert not (span.work.name.startswith("SAMPLE") and span.work.pages)
     file = io.StringIO()
     write_picture(timeline, file, title="Made up", layer=1, words=in_words(trace))

@@ -1,4 +1,5 @@
-// The copier: one thread that fills the ring with the pages that the loader orders, and does nothing else.
+// The copier: one thread that fills the ring with the pages that the loader orders, and hands tasks over when it comes to
+// theirs: consumers who have them sooner only wait elsewhere (docs/performance-log.md). It does nothing else.
 #pragma once
 
 #include "orders.h"

@@ -1,4 +1,4 @@
-// The loader: walks the list ahead of the consumers, step after step, hands them tasks, and orders what the copier brings in.
+// The loader: walks the list ahead of the consumers, step after step, fills task slots, and orders what the copier brings in.
 //
 // One warp; all lanes follow the same path. Only two kinds of pages depend on data: those of experts, for which it waits
 // for their choice, and those of attention, for which it waits for the step before.
@@ -15,14 +15,14 @@ struct Loader {
   int32_t lane;
   int32_t number = 0;    // of the task in the list
   uint32_t epoch;        // of the step whose tasks it loads, counted from 1
-  uint32_t handed = 0;   // tasks
+  uint32_t filled = 0;   // task slots
   uint32_t routes = 0;   // choices of experts that it has waited for
   uint32_t committed = 0;  // the step whose rows are known: SAMPLE_COMMIT of the one before has been waited for
   bool fence = false;      // before the next order: it is for what that step has stored
   OrderBook book{};
 
-  // Have the task's pages copied: `pages_of(n)` gives the n-th of `count` orders, its `from` and `pages`; for all lanes.
-  // `before` and `after` of the task's orders are not among them. False if the launch is over.
+  // Have the task's pages copied: `pages_of(n)` gives the n-th of `count` orders, its `from` and `pages`, and is called by
+  // all lanes. `begins`, `ends`: the task's first order is among them, and its last. False if the launch is over.
   template <typename PagesOf>
   __device__ __forceinline__ bool order(const isa::Descriptor& task, int count, bool begins, bool ends, PagesOf pages_of) {
     const int32_t bytes = task.page_bytes, task_number = number;
@@ -107,10 +107,10 @@ __device__ __forceinline__ bool wait_for_pages(Loader& l, const isa::Descriptor&
   return __shfl_sync(~0u, going, 0);
 }
 
-// Wait, hand the task over, have its pages copied. `word` is the lane's word of the descriptor. False if the launch is over.
+// Wait, fill a slot with the task, have its pages copied: with the first order the copier hands it over. `word` is the lane's word of the descriptor. False if the launch is over.
 __device__ __forceinline__ bool load_task(Loader& l, int32_t word) {
   Shared& s = l.s;
-  const uint32_t slot = l.handed % isa::TASK_SLOTS, lap = l.handed / isa::TASK_SLOTS;
+  const uint32_t slot = l.filled % isa::TASK_SLOTS, lap = l.filled / isa::TASK_SLOTS;
   bool going = true;
   if (l.lane == 0) {
     s.doing[static_cast<int>(Agent::LOADER)] = l.number;
@@ -136,7 +136,7 @@ __device__ __forceinline__ bool load_task(Loader& l, int32_t word) {
     given.number = l.number;
   }
   __syncwarp();
-  l.handed++;
+  l.filled++;
   if (opcode == isa::Opcode::ATTENTION) return load_attention(l, task);
   // What has no pages has one order all the same, of none.
   return load_tiles(l, task, first, opcode == isa::Opcode::EMBED || !task.pages_per_tile ? first : last);

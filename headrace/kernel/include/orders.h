@@ -1,6 +1,6 @@
 // What the loader has the copier bring in: orders, each for pages that follow one another in memory.
 //
-// Two warps share what feeds the ring. To hand over a task, find experts' addresses or look into block tables takes the
+// Two warps share what feeds the ring. To fill a task slot, find experts' addresses or look into block tables takes the
 // loader a microsecond or more; memory is kept busy by the copier meanwhile, which only takes the next order.
 #pragma once
 

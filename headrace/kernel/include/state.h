@@ -3,7 +3,7 @@
 // Threads: eight consumer warps in two groups of four, then one warp each for what runs beside them.
 //
 //   loader     fills the task slots, and orders pages
-//   copier     one thread, which fills the ring with what is ordered
+//   copier     one thread, which fills the ring with what is ordered, and hands over the tasks
 //   consumers  multiply, and write what they made into messages
 //   publisher  one thread, which sends messages to global memory and signals counters
 //   helper     chooses the experts as soon as the router's logits are there, and puts attention's partial results together
@@ -59,7 +59,7 @@ constexpr int ALL_CONSUMERS = 1, FIRST_GROUP = 2, STORED = 4;
 static_assert(GROUP <= 8 && HEAD_DIM % 32 == 0, "attention takes up to 8 query heads a KV head");
 static_assert(isa::TASK_SLOTS <= 16 && (MESSAGES & (MESSAGES - 1)) == 0);
 
-// A task as the loader hands it over. EXPERT_UP: the range of its items.
+// A task as the loader leaves it there. EXPERT_UP: the range of its items.
 struct TaskSlot {
   isa::Descriptor task;
   int32_t first, last;

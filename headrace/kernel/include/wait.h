@@ -44,7 +44,8 @@ __device__ __forceinline__ void wait_barrier(Shared& s, uint64_t* barrier, uint3
   clear_note(s);
 }
 
-// The loader's and the copier's waits also end with the launch. Gives whether the phase is over. `barrier` is an address in shared memory.
+// The loader's and the copier's waits also end with the launch. Gives whether the phase is over. `barrier` is an address in
+// shared memory.
 __device__ __forceinline__ bool wait_barrier_or_end(Shared& s, uint32_t barrier, uint32_t parity, Waited what,
                                                     int32_t index) {
   if (ptx::barrier_passed(barrier, parity)) return true;

@@ -1,6 +1,6 @@
 // ATTENTION_MERGE: the partial results of a row's chunks become its attention output.
 //
-// The merger's warp does it, while the consumers are at the experts: nothing here is on their way. Its time goes to
+// The helper does it, while the consumers are at the experts: nothing here is on their way. Its time goes to
 // loads, so it asks for all of a row at once: the chunks' maxima and sums, from which their weights are found, and
 // their outputs, which are copied into shared memory.
 //

@@ -22,7 +22,7 @@ __device__ __forceinline__ void project_normed(Consumer& c, const TaskSlot& slot
   const bool routed = task.opcode == static_cast<int32_t>(isa::Opcode::EXPERT_UP);
   const NormWeights<sizes::HIDDEN> weights(c, task.norm);
   if (task.opcode == static_cast<int32_t>(isa::Opcode::QKV_PROJ)) find_new_blocks(c, task);
-  // The loader hands EXPERT_UP over when the experts are chosen, so what it waits for has come. STRICT asks for itself.
+  // EXPERT_UP is handed over when the experts are chosen, so what it waits for has come. STRICT asks for itself.
   const bool going = begin_after(c, [&] {
     if (!routed || variant::STRICT) wait_for_inputs(c, task);
   });
