@@ -1,10 +1,11 @@
 """What the first prompts on a GPU would have to wait for, done beforehand.
 
 cuDNN makes a plan for every shape, tens of milliseconds each, and loads libraries for the first one; PyTorch
-and CUDA load kernels when these are first used; memory is taken from the driver piece by piece. In two logs
-of an H200 a pass also began 6 to 10 ms later if none of as many tokens had come before; why is not known.
-Beside running answers each of these is a gap. PyTorch keeps cuDNN's plans, and cuBLAS's workspaces, by
-thread: so this is for the engine's own.
+and CUDA load kernels when these are first used; memory is taken from the driver piece by piece. The products
+of a first layer took 11 ms where cuBLAS had no kernel for that number of tokens yet, 2 where it had one and
+the number was new, and 0.5 the second time; odd numbers have kernels of their own (`tools.time_prefill
+--beginnings`). Beside running answers each of these is a gap. PyTorch keeps cuDNN's plans, and cuBLAS's
+workspaces, by thread: so this is for the engine's own.
 """
 
 from __future__ import annotations
@@ -82,13 +83,14 @@ def plan_attention(
 
 
 def spans(config: ModelConfig, *, tokens: int, context: int) -> list[Span]:
-    """Passes of all sizes that kernels are chosen by, and of those of chunks that go from tile to tile.
+    """Passes of all sizes that kernels are chosen by, even and odd, and of chunks that go from tile to tile.
 
     First comes the largest, after the longest past: the memory that it takes serves the others, too.
     """
     most = min(tokens, context)
     powers = {FEWEST << power for power in range((most // FEWEST).bit_length())}
-    sizes = sorted(powers | set(range(tiled.TILE, most + 1, tiled.TILE)))
+    odd = {size - 1 for size in powers}
+    sizes = sorted(powers | odd | set(range(tiled.TILE, most + 1, tiled.TILE)))
     beginning = [_span(config, 0, size) for size in sizes]
     later = [_span(config, size // 2 + 1, size) for size in sizes if size // 2 + 1 + size <= context]
     return [_span(config, context - most, most), *beginning, *later]

@@ -92,6 +92,12 @@ def test_chunks_that_go_from_tile_to_tile_are_of_sizes_that_have_come(tokens: in
     assert max(came) == tokens
 
 
+@pytest.mark.parametrize("size", [64, 512, 4096])
+def test_kernels_of_even_and_of_odd_numbers_of_tokens_are_loaded(size: int) -> None:
+    came = {len(span.tokens) for span in rehearsal.spans(NORTH_MINI_CODE, tokens=8192, context=500_000)}
+    assert {size, size - 1} <= came
+
+
 def test_attention_is_planned_before_the_first_pass(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     done: list[object] = []
 

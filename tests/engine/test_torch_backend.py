@@ -209,7 +209,7 @@ def test_fused_steps_on_a_gpu_leave_what_plain_ones_leave() -> None:
     assert torch.equal(ours[0], right[0])
     for layer in range(1, len(right)):
         noise = error_of(otherwise_cut[layer], right[layer])
-        assert error_of(ours[layer], right[layer]) < 2 * noise < 0.3
+        assert error_of(ours[layer], right[layer]) < 2 * noise < 0.5
         assert error_of(ours[layer].roll(1, 0), right[layer]) > 0.3  # were they other blocks
 
 
