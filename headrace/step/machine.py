@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from headrace.step.isa import PAGE_BYTES_MAX, WORDS
+from headrace.step.isa import PAGE_BYTES_MAX
 
 SHARED_BYTES = 227 * 1024  # shared memory that a block may have (Hopper)
 REGISTERS = 168 * 384  # of a block: 65536, shared out evenly in multiples of 8; setmaxnreg moves no others
@@ -14,11 +14,8 @@ CONSUMER_GROUPS = 2
 CONSUMER_REGISTERS = 224  # a thread; setmaxnreg takes multiples of 8
 OTHER_REGISTERS = 56  # a thread of the third group: loader, copier, publisher, helper
 WORKING_REGISTERS = 88  # of CONSUMER_REGISTERS: accumulators, a page's fragments, addresses
-STAGING_BYTES = 24 * 1024  # results on their way out, sums across warps, small tables
 MERGED_TILES = 4  # of one head, that ATTENTION_MERGE has at a time
 TASK_SLOTS = 16  # descriptors that the loader may be ahead of the consumers
-# What is left of shared memory by the rows' sums, inputs and residuals.
-RING_PAGES = {1: 12, 2: 11, 4: 11, 8: 12, 16: 11}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,18 +31,6 @@ class Machine:
     @property
     def ring_bytes(self) -> int:
         return self.ring_pages * PAGE_BYTES_MAX
-
-
-def machine_for(rows: int) -> Machine:
-    """The constants for a capacity, one of isa.ROW_CAPACITIES."""
-    return Machine(ring_pages=RING_PAGES[rows])
-
-
-def shared_bytes(machine: Machine, residual_tiles: int, rows: int) -> int:
-    """Shared memory of an SM that owns this many tiles of the residual (float32)."""
-    slots = TASK_SLOTS * WORDS * 4
-    barriers = (2 * machine.ring_pages + 2 * TASK_SLOTS) * 8
-    return machine.ring_bytes + STAGING_BYTES + slots + barriers + residual_tiles * rows * 8 * 4
 
 
 def activation_registers(k: int, rows: int) -> int:

@@ -9,8 +9,9 @@ from headrace.step.balance import divide, evenly
 from headrace.step.blocks import BlockPlanner
 from headrace.step.builder import Builder, Ranges, Values, Wait, pages, tile_bytes
 from headrace.step.isa import Buffer, Flag, Opcode, Round
-from headrace.step.machine import Machine, machine_for
+from headrace.step.machine import Machine
 from headrace.step.plan import Plan
+from headrace.step.shared_memory import machine_for
 from headrace.step.sizes import sizes_of
 from headrace.step.weights import Kind, WeightMap, weight_map
 
@@ -21,10 +22,10 @@ def build_plan(config: ModelConfig, *, rows: int, sms: int, machine: Machine | N
     Raises PlanError for a model that has none.
     """
     sizes = sizes_of(config, rows, sms)
-    machine = machine or machine_for(rows)
+    owned = Ranges.of(evenly(sizes.residual_tiles, sms))
+    machine = machine or machine_for(sizes, int(owned.count.max()))
     weights = weight_map(config)
     builder = Builder(sizes, machine)
-    owned = Ranges.of(evenly(sizes.residual_tiles, sms))
     commit = Wait(builder.counter("commit"), sms)
     x = _embed(builder, weights, owned)
     blocks = BlockPlanner(builder, config, weights, owned, commit)

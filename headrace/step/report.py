@@ -6,8 +6,9 @@ import numpy as np
 
 from headrace.step.buffers import arena, buffer_specs
 from headrace.step.isa import USED, Field, Opcode
-from headrace.step.machine import SHARED_BYTES, shared_bytes
+from headrace.step.machine import SHARED_BYTES
 from headrace.step.plan import Plan
+from headrace.step.shared_memory import shared_bytes
 
 
 def summary(plan: Plan) -> dict[str, str]:
@@ -15,7 +16,7 @@ def summary(plan: Plan) -> dict[str, str]:
     sizes, lengths = plan.sizes, plan.lengths
     opcodes = plan.descriptors[:, :, Field.OPCODE]
     owned = plan.descriptors[:, :, Field.TILE_COUNT][opcodes == Opcode.EMBED]
-    used = shared_bytes(plan.machine, int(owned.max()), sizes.rows)
+    used = shared_bytes(plan.machine, sizes, int(owned.max()))
     _, activations = arena(buffer_specs(sizes))
     return {
         "For": f"up to {sizes.rows} rows, {sizes.sms} SMs, {sizes.layers} layers",

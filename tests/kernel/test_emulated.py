@@ -55,6 +55,16 @@ BREAKS: dict[str, Spoilt] = {
         "most = RING - 1 - SKIPPED",
         "most = 2 * RING",
     ),
+    "a task is handed over before its slot is filled": (
+        "copier.h",
+        "s.task_full[handed++ % isa::TASK_SLOTS]",
+        "s.task_full[++handed % isa::TASK_SLOTS]",
+    ),
+    "experts of the layer before are chosen": (
+        "helper.h",
+        "if (!wait_counter_or_end(",
+        "if (!routes && !wait_counter_or_end(",
+    ),
     "a member is not aligned": (
         "state.h",
         "alignas(16) float weight[MAX_ACTIVE]",

@@ -38,8 +38,8 @@ __device__ __forceinline__ bool help_with(Shared& s, const Params& p, int number
   return true;
 }
 
-// The helper's whole life. `number` is the last task that is done with, and which of the 32 around it are left is asked anew
-// after each: the warp has no register to spare.
+// The helper's whole life. `number` is the last task that is done with; which of the 32 after it are the helper's is asked
+// anew each time: the warp has no register to spare.
 __device__ __forceinline__ void help(Shared& s, const Params& p) {
 #pragma unroll 1
   for (uint32_t epoch = p.epoch + 1; epoch - p.epoch <= static_cast<uint32_t>(p.steps); epoch++) {

@@ -27,7 +27,6 @@ constexpr int32_t GROUP_THREADS = 128;
 constexpr int32_t CONSUMER_GROUPS = 2;
 constexpr int32_t CONSUMER_REGISTERS = 224;
 constexpr int32_t OTHER_REGISTERS = 56;
-constexpr int32_t STAGING_BYTES = 24576;
 constexpr int32_t MERGED_TILES = 4;
 constexpr int32_t TASK_SLOTS = 16;
 

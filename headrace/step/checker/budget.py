@@ -16,8 +16,8 @@ from headrace.step.machine import (
     SHARED_BYTES,
     WORKING_REGISTERS,
     activation_registers,
-    shared_bytes,
 )
+from headrace.step.shared_memory import shared_bytes
 
 
 def check_budget(table: Table) -> list[Fault]:
@@ -38,7 +38,7 @@ def _ring(table: Table) -> Iterator[Fault]:
 def _shared(table: Table) -> Iterator[Fault]:
     for group in table.groups(Opcode.EMBED):
         tiles = group[Field.TILE_COUNT]
-        needed = shared_bytes(table.plan.machine, int(tiles.max()), table.plan.sizes.rows)
+        needed = shared_bytes(table.plan.machine, table.plan.sizes, int(tiles.max()))
         if needed > SHARED_BYTES:
             yield group.fault(
                 Check.BUDGET,
