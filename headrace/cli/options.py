@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 import typer
 
 from headrace.cli.console import RefusedError, configure_logging, err, progress_bars, refuse
-from headrace.engine.options import CPU_CHUNK, DECODE_BACKENDS, GPU_CHUNK, EngineOptions
+from headrace.engine.options import CPU_CHUNK, DECODE_BACKENDS, GPU_CHUNK, SMALL_GPU_CHUNK, EngineOptions
 from headrace.model.sampling import SamplingParams
 
 if TYPE_CHECKING:
@@ -113,7 +113,8 @@ class EngineFlags:
         int | None,
         typer.Option(
             help="Most prompt tokens that a step takes in; fewer where that would take long, and beside "
-            f"running answers. Default: {GPU_CHUNK} on a GPU, else {CPU_CHUNK}.",
+            f"running answers. Default: {GPU_CHUNK} on a GPU of 100 GiB, {SMALL_GPU_CHUNK} on others, "
+            f"else {CPU_CHUNK}.",
             show_default=False,
         ),
     ] = EngineOptions.prefill_chunk

@@ -11,7 +11,11 @@ DECODE_BACKENDS = ("auto", "kernel", "torch", "oracle")
 
 # Tokens of prompts in one step. A GPU reads all experts whatever it does: many tokens share the reading. For
 # 32,768 tokens an H200 takes 849 ms in chunks of 8,192, 761 in two of 16,384, and 725 in one.
+# A pass of so many needs 2 GiB more, which the KV cache of an H100 of 80 would miss: a GPU with less than LARGE_GPU
+# bytes has chunks of half the size.
 GPU_CHUNK = 16384
+SMALL_GPU_CHUNK = 8192
+LARGE_GPU = 100 * 2**30
 CPU_CHUNK = 512
 
 
@@ -29,8 +33,9 @@ class EngineOptions:
 
     max_sequences   sequences that run at the same time; further ones wait
     max_context     tokens of prompt and answer together; None: what the model and the pool allow
-    prefill_chunk   prompt tokens that one step takes in at most; None: GPU_CHUNK on a GPU, else CPU_CHUNK;
-                    fewer where these would take long, and beside running answers (`engine.pace`)
+    prefill_chunk   prompt tokens that one step takes in at most; None: GPU_CHUNK or SMALL_GPU_CHUNK on a GPU,
+                    by its memory, else CPU_CHUNK; fewer where these would take long, and beside running
+                    answers (`engine.pace`)
     max_decode_gap  milliseconds that a prompt may keep running answers waiting for their next token: chunks
                     are made smaller to fit, and their layers run in several steps (`engine.pace`)
     prefix_cache    keep the KV of past requests for those that begin in the same way
@@ -55,10 +60,13 @@ class EngineOptions:
     decode: str = "auto"
     unpacked_layers: int = 0
 
-    def on(self, device: str) -> EngineOptions:
-        """These options with what holds on a device of that type where nothing was said: "cuda", "cpu"."""
+    def on(self, device: str, memory: int = LARGE_GPU) -> EngineOptions:
+        """These options with what holds on a device where nothing was said.
+
+        `device` is its type, "cuda" or "cpu", `memory` the bytes that a GPU has in all.
+        """
         if self.prefill_chunk is None and device == "cuda":
-            return replace(self, prefill_chunk=GPU_CHUNK)
+            return replace(self, prefill_chunk=GPU_CHUNK if memory >= LARGE_GPU else SMALL_GPU_CHUNK)
         return self
 
     @property

@@ -43,10 +43,10 @@ def check_room(
     the packed weights but not yet these layers."""
     if device.type != "cuda":
         return
-    count, fits = options.unpacked_layers, _fitting(options.on("cuda"), config, device, dtype)
+    free, total = torch.cuda.mem_get_info(device)
+    count, fits = options.unpacked_layers, _fitting(options.on("cuda", total), config, device, dtype)
     if fits(count):
         return
-    free, _ = torch.cuda.mem_get_info(device)
     taken = scratch_bytes(config, count, dtype) - scratch_bytes(config, 0, dtype)
     most = bisect.bisect_left(range(count), True, key=lambda layers: not fits(layers)) - 1
     advice = f"give at most {most}" if most > 0 else "leave it out"

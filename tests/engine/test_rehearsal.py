@@ -18,7 +18,7 @@ import torch
 from headrace.engine import build, rehearsal
 from headrace.engine.async_engine import SWITCH_INTERVAL, AsyncEngine
 from headrace.engine.build import build_engine
-from headrace.engine.options import GPU_CHUNK, EngineOptions
+from headrace.engine.options import GPU_CHUNK, SMALL_GPU_CHUNK, EngineOptions
 from headrace.engine.request import EngineDeadError
 from headrace.engine.torch_backend import TorchBackend
 from headrace.model.batch import Span
@@ -304,3 +304,26 @@ def test_a_pass_needs_what_its_experts_do_where_that_is_more() -> None:
     needed = prompt_bytes(many, tokens=8192, context=8192, dtype=dtype)
     assert needed >= expert_bytes(many, 8192) > prompt_bytes(config, tokens=8192, context=8192, dtype=dtype)
     assert prompt_bytes(config, tokens=512, context=4096, dtype=dtype) < 2**30
+
+
+@pytest.mark.parametrize(("gib", "chunk"), [(80, SMALL_GPU_CHUNK), (141, GPU_CHUNK)])
+def test_a_small_gpu_has_smaller_chunks(
+    gib: int, chunk: int, model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What larger passes need would be missed by the KV pool."""
+    sized: list[EngineOptions] = []
+
+    def size_pool(config: ModelConfig, options: EngineOptions, **_: object) -> NoReturn:
+        sized.append(options)
+        raise StopError
+
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (gib * 2**30 // 2, gib * 2**30))
+    monkeypatch.setattr(build, "choose_decode", lambda *_, **__: "torch")
+    monkeypatch.setattr(build, "size_pool", size_pool)
+    there = cast(
+        Model, SimpleNamespace(config=model.config, device=torch.device("cuda"), dtype=torch.bfloat16)
+    )
+    for options, right in ((EngineOptions(), chunk), (EngineOptions(prefill_chunk=12288), 12288)):
+        with pytest.raises(StopError):
+            build_engine(there, cast(Tokenizer, None), options)
+        assert sized[-1].prefill_chunk == right
