@@ -11,8 +11,8 @@ DECODE_BACKENDS = ("auto", "kernel", "torch", "oracle")
 
 # Tokens of prompts in one step. A GPU reads all experts whatever it does: many tokens share the reading. For
 # 32,768 tokens an H200 takes 849 ms in chunks of 8,192, 761 in two of 16,384, and 725 in one.
-# A pass of so many needs 2 GiB more, which the KV cache of an H100 of 80 would miss: a GPU with less than LARGE_GPU
-# bytes has chunks of half the size.
+# A pass of so many needs 2 GiB more, which the KV cache of an H100 of 80 would miss: with less memory than
+# LARGE_GPU chunks have half the size.
 GPU_CHUNK = 16384
 SMALL_GPU_CHUNK = 8192
 LARGE_GPU = 100 * 2**30
