@@ -7,7 +7,7 @@ from headrace.step.isa import DIGIT_BINS, MAX_CHUNKS, PAGE_BYTES_MAX, TILE_ROWS,
 from headrace.step.machine import MERGED_TILES, SHARED_BYTES, TASK_SLOTS, WARP, Machine
 from headrace.step.sizes import Sizes
 
-MOST_PAGES = 12  # of a ring: more bring nothing that was measured
+MOST_PAGES = 12  # of a ring: the most that was measured
 _CONSUMER_WARPS, _MESSAGES, _ORDERS = 8, 16, 16
 _TABLES = 1024  # counts, flags, notes, a recorded launch's lines, and what alignment leaves empty
 
