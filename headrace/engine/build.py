@@ -45,9 +45,8 @@ def build_engine(
     name cannot run the model.
     """
     device, dtype = model.device, model.dtype
-    options = (
-        options.on(device.type, torch.cuda.mem_get_info(device)[1]) if device.type == "cuda" else options
-    )
+    if device.type == "cuda":
+        options = options.on_gpu(torch.cuda.mem_get_info(device)[1])
     decode = choose_decode(options, model.config, device=device, dtype=dtype)
     if say is not None and decode == "torch" != options.decode and device.type == "cuda":
         reason = kernel_obstacle(options, model.config, device=device, dtype=dtype)

@@ -60,14 +60,11 @@ class EngineOptions:
     decode: str = "auto"
     unpacked_layers: int = 0
 
-    def on(self, device: str, memory: int = LARGE_GPU) -> EngineOptions:
-        """These options with what holds on a device where nothing was said.
-
-        `device` is its type, "cuda" or "cpu", `memory` the bytes that a GPU has in all.
-        """
-        if self.prefill_chunk is None and device == "cuda":
-            return replace(self, prefill_chunk=GPU_CHUNK if memory >= LARGE_GPU else SMALL_GPU_CHUNK)
-        return self
+    def on_gpu(self, memory: int) -> EngineOptions:
+        """These options with what holds on a GPU of so many bytes where nothing was said."""
+        if self.prefill_chunk is not None:
+            return self
+        return replace(self, prefill_chunk=GPU_CHUNK if memory >= LARGE_GPU else SMALL_GPU_CHUNK)
 
     @property
     def chunk(self) -> int:

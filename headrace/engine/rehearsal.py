@@ -2,8 +2,8 @@
 
 cuDNN makes a plan for every shape, tens of milliseconds each, and loads libraries for the first one; PyTorch
 and CUDA load kernels when these are first used; memory is taken from the driver piece by piece. The products
-of a first layer took 11 ms where cuBLAS had no kernel for that number of tokens yet, 2 where it had one and
-the number was new, and 0.5 the second time; odd numbers have kernels of their own (`tools.time_prefill
+of a first layer took 11 ms for some numbers of tokens that had not come before, 2 for others, and 0.5 the
+second time: loading a kernel, as it seems. The first odd number was among the dear ones (`tools.time_prefill
 --beginnings`). Beside running answers each of these is a gap. PyTorch keeps cuDNN's plans, and cuBLAS's
 workspaces, by thread: so this is for the engine's own.
 """

@@ -44,7 +44,7 @@ def check_room(
     if device.type != "cuda":
         return
     free, total = torch.cuda.mem_get_info(device)
-    count, fits = options.unpacked_layers, _fitting(options.on("cuda", total), config, device, dtype)
+    count, fits = options.unpacked_layers, _fitting(options.on_gpu(total), config, device, dtype)
     if fits(count):
         return
     taken = scratch_bytes(config, count, dtype) - scratch_bytes(config, 0, dtype)

@@ -127,7 +127,7 @@ def test_what_is_refused_would_not_have_fitted_and_what_is_advised_fits(
     most = int(advised[1])
     assert refusal(EngineOptions(unpacked_layers=most)) is None
     assert refusal(EngineOptions(unpacked_layers=most + 1)) is not None
-    chunk = EngineOptions().on("cuda").chunk
+    chunk = EngineOptions().on_gpu(144 * GIB).chunk
     a_pass = prompt_bytes(NORTH_MINI_CODE, tokens=chunk, context=NORTH_MINI_CODE.max_positions, dtype=DTYPE)
     left = free - expected_bytes(most + 2)  # two more are scratch memory in any case
     assert 1.4 * a_pass < left < 1.6 * a_pass + expected_bytes(1) + GIB
