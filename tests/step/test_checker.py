@@ -102,6 +102,24 @@ def test_budgets_are_kept(config: ModelConfig, rows: int, sms: int, machine: Mac
     assert {fault.check for fault in check(plan)} == {Check.BUDGET}
 
 
+@pytest.mark.parametrize(
+    ("vocabulary", "sms", "pages"), [(262_144, 1, 65_536), (262_136, 1, None), (262_144, 2, None)]
+)
+def test_an_order_has_no_more_pages_than_it_can_count(vocabulary: int, sms: int, pages: int | None) -> None:
+    """8 rows of 2,048 bfloat16 numbers are two pages of 16 KiB: North's head has 2 * 262,144 / 8 of them."""
+    plan = build_plan(replace(NORTH_MINI_CODE, vocab_size=vocabulary), rows=1, sms=sms)
+    words = plan.descriptors[where(plan.descriptors, Opcode.LM_HEAD)]
+    counted = words[:, Field.TILE_COUNT].astype(int) * words[:, Field.PAGES_PER_TILE]
+    assert counted.sum() == 2 * vocabulary // 8
+    if pages is None:
+        assert check(plan) == []
+        return
+    assert pages % 2**16 == 0, "the kernel would have read none"
+    with pytest.raises(PlanError, match=f"budget: LM_HEAD, SM 0: {pages} pages are more than the 65535"):
+        require_sound(plan)
+    assert {fault.check for fault in check(plan)} == {Check.BUDGET}
+
+
 def test_half_split_layers_can_be_planned_in_a_parallel_block() -> None:
     layers = tuple(replace(layer, rope=Rope.HALF_SPLIT) for layer in TINY.layers)
     assert check(build_plan(replace(TINY, layers=layers), rows=1, sms=7)) == []

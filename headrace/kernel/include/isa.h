@@ -29,6 +29,7 @@ constexpr int32_t CONSUMER_REGISTERS = 224;
 constexpr int32_t OTHER_REGISTERS = 56;
 constexpr int32_t MERGED_TILES = 4;
 constexpr int32_t TASK_SLOTS = 16;
+constexpr int32_t ORDER_PAGES = 65535;
 
 // Field 0 of a descriptor. END fills up the lists to one length and ends a step.
 enum class Opcode : int32_t {

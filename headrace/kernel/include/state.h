@@ -76,7 +76,7 @@ struct alignas(16) Order {
   uint8_t most;    // pages of this size that may be under way
   uint8_t flags;   // of order_flag
 };
-static_assert(sizeof(Order) == 16 && isa::PAGE_BYTES_MAX < 1 << 16);
+static_assert(sizeof(Order) == 16 && isa::PAGE_BYTES_MAX < 1 << 16 && isa::ORDER_PAGES < 1 << 16);
 
 // What the publisher is to do: send `bytes` from shared memory to `to`, then add to a counter. Both may be absent.
 struct Message {

@@ -5,7 +5,7 @@ targets    every wait asks for what a step really adds to its counter
 coverage   every output is made exactly once, by an SM that may
 pages      loader and consumers mean the same pages, and these are the weights that the task is about
 settings   windows, rotary pairs, norms and routing are those of the config
-budget     ring, shared memory and registers suffice
+budget     ring, orders, shared memory and registers suffice
 order      every wait is met; nothing is read before it is written, or overwritten while it may be read
 """
 

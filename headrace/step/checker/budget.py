@@ -11,6 +11,7 @@ from headrace.step.machine import (
     CONSUMER_GROUPS,
     CONSUMER_REGISTERS,
     GROUP_THREADS,
+    ORDER_PAGES,
     OTHER_REGISTERS,
     REGISTERS,
     SHARED_BYTES,
@@ -21,8 +22,8 @@ from headrace.step.shared_memory import shared_bytes
 
 
 def check_budget(table: Table) -> list[Fault]:
-    """Ring, shared memory and registers."""
-    return [*_ring(table), *_shared(table), *_registers(table)]
+    """Ring, orders, shared memory and registers."""
+    return [*_ring(table), *_orders(table), *_shared(table), *_registers(table)]
 
 
 def _ring(table: Table) -> Iterator[Fault]:
@@ -33,6 +34,21 @@ def _ring(table: Table) -> Iterator[Fault]:
             f"{machine.in_flight} pages in flight do not fit a ring of {machine.ring_pages}: "
             "in_flight must be at least 1 and at most ring_pages",
         )
+
+
+def _orders(table: Table) -> Iterator[Fault]:
+    """The loader has the pages of a task's tiles, or of those of one expert, brought in by one order."""
+    for opcode, used in USED.items():
+        if Field.PAGES_PER_TILE not in used or opcode is Opcode.EMBED:  # which reads the rows of tokens
+            continue
+        for group in table.groups(opcode):
+            pages = group[Field.TILE_COUNT] * group[Field.PAGES_PER_TILE]
+            if (wrong := pages > ORDER_PAGES).any():
+                yield group.fault(
+                    Check.BUDGET,
+                    f"{pages[wrong][0]} pages are more than the {ORDER_PAGES} of one order: take more SMs",
+                    wrong,
+                )
 
 
 def _shared(table: Table) -> Iterator[Fault]:
