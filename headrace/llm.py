@@ -170,7 +170,13 @@ class LLM:
             progress=progress,
         )
         engine = AsyncEngine(
-            build_engine(loaded.model, loaded.tokenizer, engine_options, weights=loaded.weights)
+            build_engine(
+                loaded.model,
+                loaded.tokenizer,
+                engine_options,
+                weights=loaded.weights,
+                unpacked=loaded.unpacked,
+            )
         )
         engine.start()
         self._attach(loaded, engine)

@@ -12,7 +12,7 @@ import torch
 
 from headrace.engine.decode import choose_decode
 from headrace.engine.options import EngineOptions
-from headrace.engine.unpacked import check_room, check_unpacked
+from headrace.engine.unpacked import check_unpacked, unpacked_layers
 from headrace.model.checkpoint import load_model, read_config
 from headrace.model.config import ModelConfig
 from headrace.model.defaults import sampling_defaults
@@ -36,14 +36,16 @@ class SourceError(ValueError):
 class Loaded:
     """A model with its tokenizer, and the name under which it is served.
 
-    `weights` are the pages that the model reads, if it was loaded for the decode kernel. `sampling` holds the
-    SamplingParams that the checkpoint asks for; they count where nobody says otherwise.
+    `weights` are the pages that the model reads, if it was loaded for the decode kernel; `unpacked` of its
+    layers keep their matrices beside them. `sampling` holds the SamplingParams that the checkpoint asks for;
+    they count where nobody says otherwise.
     """
 
     name: str
     model: Model
     tokenizer: Tokenizer
     weights: PackedWeights | None = None
+    unpacked: int = 0
     sampling: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -97,14 +99,16 @@ def load(
     target = choose_device(device)
     precision = choose_dtype(dtype, target)
     if synthetic is not None:
-        made = _make(preset(synthetic), target, precision, options, progress)
-        return Loaded(synthetic, made[0], Tokenizer.synthetic(made[0].config.vocab_size), made[1])
+        model, weights, unpacked = _make(preset(synthetic), target, precision, options, progress)
+        tokenizer = Tokenizer.synthetic(model.config.vocab_size)
+        return Loaded(synthetic, model, tokenizer, weights, unpacked)
     assert source is not None
     path = resolve(source)
     tokenizer = Tokenizer.from_pretrained(path)
     sampling = sampling_defaults(path) if generation_config == "model" else {}
-    model, weights = _read(path, target, precision, options, _cache_folder(weights_cache), progress)
-    return Loaded(_served_name(source, path), model, tokenizer, weights, sampling)
+    folder = _cache_folder(weights_cache)
+    model, weights, unpacked = _read(path, target, precision, options, folder, progress)
+    return Loaded(_served_name(source, path), model, tokenizer, weights, unpacked, sampling)
 
 
 def _make(
@@ -113,11 +117,12 @@ def _make(
     dtype: torch.dtype,
     options: EngineOptions | None,
     progress: Progress | None,
-) -> tuple[Model, PackedWeights | None]:
+) -> tuple[Model, PackedWeights | None, int]:
     if not _is_packed(config, device, dtype, options):
-        return synthetic_model(config, device=device, dtype=dtype, progress=progress), None
+        return synthetic_model(config, device=device, dtype=dtype, progress=progress), None, 0
     weights = pack_synthetic(config, device=device, dtype=dtype, progress=progress)
-    return _unpacking(weights, options), weights
+    model, unpacked = _unpacking(weights, options)
+    return model, weights, unpacked
 
 
 def _read(
@@ -127,22 +132,24 @@ def _read(
     options: EngineOptions | None,
     cache: Path | None,
     progress: Progress | None,
-) -> tuple[Model, PackedWeights | None]:
+) -> tuple[Model, PackedWeights | None, int]:
     if not _is_packed(read_config(path), device, dtype, options):
-        return load_model(path, device=device, dtype=dtype, progress=progress), None
+        return load_model(path, device=device, dtype=dtype, progress=progress), None, 0
     if cache is None:
         weights = pack_checkpoint(path, device=device, dtype=dtype, progress=progress)
     else:
         weights = pack_kept(path, cache, device=device, dtype=dtype, progress=progress)
-    return _unpacking(weights, options), weights
+    model, unpacked = _unpacking(weights, options)
+    return model, weights, unpacked
 
 
-def _unpacking(weights: PackedWeights, options: EngineOptions | None) -> Model:
-    """The model over packed weights, some of its layers unpacked once and for all if `options` say so."""
-    if options is None or not options.unpacked_layers:
-        return packed_model(weights)
-    check_room(options, weights.config, device=weights.data.device, dtype=weights.data.dtype)
-    return packed_model(weights, kept=options.unpacked_layers)
+def _unpacking(weights: PackedWeights, options: EngineOptions | None) -> tuple[Model, int]:
+    """The model over packed weights, and how many of its layers are unpacked once and for all."""
+    if options is None:
+        return packed_model(weights), 0
+    device, dtype = weights.data.device, weights.data.dtype
+    count = unpacked_layers(options, weights.config, device=device, dtype=dtype)
+    return packed_model(weights, kept=count), count
 
 
 def _cache_folder(name: str) -> Path | None:

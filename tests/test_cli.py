@@ -51,6 +51,11 @@ def test_defaults_are_those_of_the_engine() -> None:
     assert EngineFlags().options().prefix_cache
 
 
+def test_unpacked_layers_are_a_number_or_chosen() -> None:
+    for text, number in (("auto", None), ("0", 0), ("24", 24)):
+        assert EngineFlags(unpacked_layers=text).options().unpacked_layers == number
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -64,6 +69,10 @@ def test_defaults_are_those_of_the_engine() -> None:
         (
             ["generate", *SYNTHETIC, "hi", "--decode", "kernel", "--device", "cpu"],
             "--decode kernel cannot decode here: it runs on a Hopper GPU only",
+        ),
+        (
+            ["serve", "smollm2", "--unpacked-layers", "most"],
+            "--unpacked-layers 'most' is not a number: write auto, or one like 24",
         ),
         (["serve", "smollm2", "--unpacked-layers", "-1"], "--unpacked-layers is -1; give a number from 0 up"),
         (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -62,7 +62,8 @@ def info(
     tokens = min(context or config.max_positions, config.max_positions)
     console.out.print(_about_model(name, config, dtype, tokens))
     decode = choose_decode(EngineOptions(), config, device=device, dtype=dtype)
-    console.out.print(_about_machine(machine, config, dtype, tokens, decode))
+    unpacked = _unpacked(config, device, dtype) if decode == "kernel" else None
+    console.out.print(_about_machine(machine, config, dtype, tokens, decode, unpacked))
 
 
 def _identify(model: ModelFlags) -> tuple[str, ModelConfig]:
@@ -113,7 +114,12 @@ def _about_model(name: str, config: ModelConfig, dtype: torch.dtype, tokens: int
 
 
 def _about_machine(
-    machine: Machine, config: ModelConfig, dtype: torch.dtype, tokens: int, decode: str
+    machine: Machine,
+    config: ModelConfig,
+    dtype: torch.dtype,
+    tokens: int,
+    decode: str,
+    unpacked: str | None,
 ) -> Table:
     from headrace.model import memory
 
@@ -123,9 +129,30 @@ def _about_machine(
     table.add_row("Memory", f"{size(machine.memory)}, {size(machine.free)} free")
     table.add_row("Hopper GPU", "yes" if machine.is_hopper else "no")
     table.add_row("Decode backend", decode)
+    if unpacked is not None:
+        table.add_row("Prompts", unpacked)
     table.add_row("Needed", f"{size(needed)} for the weights and one sequence of {tokens:,} tokens")
     table.add_row("Runs here", _verdict(machine, needed, memory.weight_bytes(config, dtype)))
     return table
+
+
+def _unpacked(config: ModelConfig, device: torch.device, dtype: torch.dtype) -> str:
+    """What a server with the default options would say of unpacked layers, by the memory that is free now."""
+    import torch
+
+    from headrace.engine.build import available_memory, told_unpacked
+    from headrace.engine.unpacked import unpacked_layers
+    from headrace.step.weights import weight_map
+
+    pages = weight_map(config).bytes
+    options = EngineOptions().on_gpu(torch.cuda.mem_get_info(device)[1])
+    layers = unpacked_layers(options, config, device=device, dtype=dtype, to_come=pages)
+    options = replace(options, unpacked_layers=layers)
+
+    def available(taken: int) -> int:
+        return available_memory(config, options, device=device, dtype=dtype, taken=taken + pages)
+
+    return told_unpacked(config, options, available, dtype)
 
 
 def _verdict(machine: Machine, needed: int, weights: int) -> str:

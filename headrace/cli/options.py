@@ -142,25 +142,37 @@ class EngineFlags:
         str, typer.Option(metavar="BACKEND", help=f"What decodes: {', '.join(DECODE_BACKENDS)}.")
     ] = EngineOptions.decode
     unpacked_layers: Annotated[
-        int,
+        str,
         typer.Option(
-            metavar="N",
+            metavar="auto|N",
             help="Layers whose weights stay unpacked for prompts, beside those packed for the decode kernel: "
-            "prompts take less time, and the KV cache has less memory.",
+            "prompts take less time, and the KV cache has less memory. auto takes half of that at most, "
+            "where enough is left for long contexts; 0: none.",
         ),
-    ] = EngineOptions.unpacked_layers
+    ] = "auto"
 
     def options(self) -> EngineOptions:
         """Raises OptionError for what cannot work."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
-        return EngineOptions(**values | {"kv_memory": parse_size(self.kv_memory)})
+        parsed = {
+            "kv_memory": parse_size(self.kv_memory),
+            "unpacked_layers": parse_layers(self.unpacked_layers),
+        }
+        return EngineOptions(**values | parsed)
 
     def build(self, loaded: Loaded, options: EngineOptions, *, rehearse: bool = False) -> AsyncEngine:
         """An engine over the model, running. `rehearse`: the first prompts take no longer than later ones."""
         from headrace.engine.async_engine import AsyncEngine
         from headrace.engine.build import build_engine
 
-        core = build_engine(loaded.model, loaded.tokenizer, options, weights=loaded.weights, say=err.print)
+        core = build_engine(
+            loaded.model,
+            loaded.tokenizer,
+            options,
+            weights=loaded.weights,
+            unpacked=loaded.unpacked,
+            say=err.print,
+        )
         engine = AsyncEngine(core)
         engine.start(rehearse=rehearse)
         return engine
@@ -217,6 +229,17 @@ def parse_size(text: str | None) -> int | None:
     if match is None:
         raise RefusedError(f"--kv-memory {text!r} is not a size: write it like 512M or 8G")
     return int(float(match[1]) * _UNITS[match[2].upper()])
+
+
+def parse_layers(text: str) -> int | None:
+    """The number that --unpacked-layers says, None for auto. Raises RefusedError."""
+    if text == "auto":
+        return None
+    try:
+        return int(text)
+    except ValueError:
+        message = f"--unpacked-layers {text!r} is not a number: write auto, or one like 24"
+        raise RefusedError(message) from None
 
 
 def command(app: typer.Typer) -> Callable[[Callable[..., None]], Callable[..., None]]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import bisect
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
 
 import torch
 
@@ -34,12 +36,14 @@ def build_engine(
     options: EngineOptions,
     *,
     weights: PackedWeights | None = None,
+    unpacked: int = 0,
     say: Callable[[str], None] | None = None,
 ) -> Engine:
     """An engine over `model`, its KV pool allocated on the model's device.
 
     `weights` are the model's own pages if it has been packed; the kernel has a model that is not packed anew,
-    beside it. `say` gets a line for each part of the start that takes time.
+    beside it. `unpacked` layers of it keep their matrices unpacked, whatever `options` asked for. `say` gets
+    a line for each part of the start that takes time, and for what these layers cost.
 
     Raises OptionError if the pool that `options` allow cannot hold one sequence, or if the backend that they
     name cannot run the model.
@@ -51,13 +55,17 @@ def build_engine(
     if say is not None and decode == "torch" != options.decode and device.type == "cuda":
         reason = kernel_obstacle(options, model.config, device=device, dtype=dtype)
         say(f"Decoding with PyTorch, as the kernel cannot: {reason}")
+    chosen = options.unpacked_layers is None and weights is not None and device.type == "cuda"
+    options = replace(options, unpacked_layers=unpacked)
+    if say is not None and (unpacked or chosen):
+        present = scratch_bytes(model.config, unpacked, dtype)
+        left = partial(available_memory, model.config, options, device=device, dtype=dtype)
+        say(told_unpacked(model.config, options, lambda taken: left(taken=taken - present), dtype))
     if decode == "kernel" and weights is None:
         weights = pack_model(model, device=device, dtype=dtype)
     available = available_memory(model.config, options, device=device, dtype=dtype)
     sizes, max_context = size_pool(model.config, options, available=available, dtype=dtype)
     cache = KVCache(model.config, sizes, dtype=dtype, device=device)
-    if say is not None and decode == "kernel" and options.unpacked_layers:
-        say(_told_unpacked(model.config, options, sizes, max_context, dtype))
     backend, prefiller = make_backend(
         decode, model, cache, options, weights=weights, max_context=max_context, say=say
     )
@@ -179,20 +187,26 @@ def available_memory(
     return 2**31
 
 
-def _told_unpacked(
-    config: ModelConfig,
-    options: EngineOptions,
-    sizes: Mapping[KVGroup, int],
-    max_context: int,
-    dtype: torch.dtype,
+def told_unpacked(
+    config: ModelConfig, options: EngineOptions, available: Callable[[int], int], dtype: torch.dtype
 ) -> str:
-    """For the log: what unpacked layers take, and what the KV pool has beside them."""
-    count = options.unpacked_layers
-    taken = scratch_bytes(config, count, dtype) - scratch_bytes(config, 0, dtype)
+    """For the log: what `options.unpacked_layers` take, and what the KV pool has beside and without them.
+
+    `available(taken)` is what the pool may take once the model has taken so many bytes beside its pages.
+    """
+    layers = options.unpacked_layers or 0
+    if not layers:
+        return "No layers stay unpacked for prompts: the KV cache needs the memory"
+    taken, without = scratch_bytes(config, layers, dtype), scratch_bytes(config, 0, dtype)
+    own = (taken - without) / 2**30
+    sizes, context = size_pool(config, options, available=available(taken), dtype=dtype)
+    largest, _ = size_pool(config, options, available=available(without), dtype=dtype)
     pool = sum(blocks * block_bytes(config, group, dtype.itemsize) for group, blocks in sizes.items())
+    tokens, most = (max(blocks.values()) * BLOCK_TOKENS for blocks in (sizes, largest))
     return (
-        f"{count} of {config.num_layers} layers stay unpacked for prompts, in {taken / 2**30:.1f} GiB; "
-        f"the KV cache has {pool / 2**30:.1f} GiB, for contexts of up to {max_context} tokens"
+        f"{layers} of {config.num_layers} layers stay unpacked for prompts, in {own:.1f} GiB; the KV cache "
+        f"has {pool / 2**30:.1f} GiB for {tokens:,} tokens, {most - tokens:,} fewer than without them, and "
+        f"for contexts of up to {context:,} tokens"
     )
 
 

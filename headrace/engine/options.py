@@ -44,7 +44,8 @@ class EngineOptions:
     steps           decode steps that one call of the backend may take
     decode          which backend decodes: one of DECODE_BACKENDS; auto is the kernel where it can, else torch
     unpacked_layers layers whose matrices stay unpacked for prompts, beside the kernel's packed weights:
-                    prompts take less time, and the KV pool has less memory
+                    prompts take less time, and the KV pool has less memory; None: as many as the GPU has
+                    room for (`engine.unpacked.fitting_layers`)
 
     Raises OptionError for a value that no model could be run with.
     """
@@ -58,7 +59,7 @@ class EngineOptions:
     queue: int = 256
     steps: int = 16
     decode: str = "auto"
-    unpacked_layers: int = 0
+    unpacked_layers: int | None = None
 
     def on_gpu(self, memory: int) -> EngineOptions:
         """These options with what holds on a GPU of so many bytes where nothing was said."""
@@ -78,7 +79,7 @@ class EngineOptions:
                 raise OptionError(option, f"is {value}; give a number from 1 up")
         if self.max_context is not None and self.max_context < 2:
             raise OptionError("max_context", f"is {self.max_context}; a prompt and an answer need 2 tokens")
-        if self.unpacked_layers < 0:
+        if self.unpacked_layers is not None and self.unpacked_layers < 0:
             raise OptionError("unpacked_layers", f"is {self.unpacked_layers}; give a number from 0 up")
         if not self.max_decode_gap > 0:
             raise OptionError("max_decode_gap", f"is {self.max_decode_gap}; give milliseconds above 0")

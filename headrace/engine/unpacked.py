@@ -1,12 +1,13 @@
-"""Layers whose matrices stay unpacked for prompts: whether that is of use, and whether they fit.
+"""Layers whose matrices stay unpacked for prompts: whether that is of use, how many, and whether they fit.
 
-Both are checked before anything is allocated for them, the first before weights are read.
+All is found out before anything is allocated for them, the first before weights are read.
 """
 
 from __future__ import annotations
 
 import bisect
 from collections.abc import Callable
+from functools import partial
 
 import torch
 
@@ -14,14 +15,18 @@ from headrace.engine.build import available_memory, size_pool
 from headrace.engine.decode import kernel_obstacle
 from headrace.engine.options import EngineOptions, OptionError
 from headrace.model.config import ModelConfig
+from headrace.model.memory import kv_bytes
 from headrace.step.packed_model import scratch_bytes
+
+LONG_CONTEXT = 65536  # tokens of a conversation of a coding agent that has gone on for long
+ROUNDING = 2 * 2**20  # large pieces of a GPU's memory come in multiples of so many bytes
 
 
 def check_unpacked(
     options: EngineOptions, config: ModelConfig, *, decode: str, device: torch.device, dtype: torch.dtype
 ) -> None:
     """Raise OptionError unless the model has so many layers, and is packed: where `decode` is "kernel"."""
-    count, layers = options.unpacked_layers, config.num_layers
+    count, layers = options.unpacked_layers or 0, config.num_layers
     if count > layers:
         raise OptionError(
             "unpacked_layers", f"is {count}, but the model has {layers} layers; give at most {layers}"
@@ -36,16 +41,94 @@ def check_unpacked(
         )
 
 
-def check_room(
-    options: EngineOptions, config: ModelConfig, *, device: torch.device, dtype: torch.dtype
-) -> None:
-    """Raise OptionError if unpacked layers leave too little for prompts and the KV pool, on a GPU that holds
-    the packed weights but not yet these layers."""
+def unpacked_layers(
+    options: EngineOptions,
+    config: ModelConfig,
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+    to_come: int = 0,
+) -> int:
+    """How many layers stay unpacked beside packed weights, of which `to_come` bytes are not yet on `device`:
+    as many as `options` say, else what `fitting_layers` finds for a GPU.
+
+    Raises OptionError if those that they say leave too little for prompts and the KV pool of a GPU.
+    """
     if device.type != "cuda":
-        return
+        return options.unpacked_layers or 0
     free, total = torch.cuda.mem_get_info(device)
-    count, fits = options.unpacked_layers, _fitting(options.on_gpu(total), config, device, dtype)
-    if fits(count):
+    options = options.on_gpu(total)
+    left = partial(available_memory, config, options, device=device, dtype=dtype)
+
+    def available(taken: int) -> int:
+        return left(taken=taken + to_come)
+
+    if options.unpacked_layers is None:
+        return fitting_layers(config, options, available, dtype)
+    _check_room(config, options, available, dtype, free=free - to_come)
+    return options.unpacked_layers
+
+
+def fitting_layers(
+    config: ModelConfig, options: EngineOptions, available: Callable[[int], int], dtype: torch.dtype
+) -> int:
+    """How many layers stay unpacked where nobody says: the most for which all of this holds, or 0.
+
+    - They fit into half of the memory that the KV pool could have without them.
+    - Beside them the pool has what `max_sequences` sequences of LONG_CONTEXT tokens hold while they are
+      decoded, or of as many tokens as a context has. What the prefix cache keeps of others is not counted.
+    - No context gets shorter.
+    - A pool of `kv_memory` bytes, where that was asked for, fits beside them, whatever it can hold.
+
+    `available(taken)` is what the KV pool may take once the model has taken so many bytes beside its pages.
+    """
+    without = scratch_bytes(config, 0, dtype)
+    most = available(without)
+    context = _context(config, options, most, dtype)
+    if not context:
+        return 0  # the engine cannot be built: building it says why
+    needed = options.kv_memory
+    if needed is None:
+        needed = options.max_sequences * kv_bytes(config, min(context, LONG_CONTEXT), dtype)
+
+    def fits(layers: int) -> bool:
+        taken = scratch_bytes(config, layers, dtype)
+        left = available(taken + (layers + 2) * ROUNDING)
+        return (
+            taken - without <= most // 2
+            and left >= needed
+            and _context(config, options, left, dtype) == context
+        )
+
+    return max((layers for layers in range(1, config.num_layers + 1) if fits(layers)), default=0)
+
+
+def _context(config: ModelConfig, options: EngineOptions, available: int, dtype: torch.dtype) -> int:
+    """The longest context with a pool of so many bytes, or of `kv_memory`; 0: it cannot hold one."""
+    try:
+        return size_pool(config, options, available=available, dtype=dtype)[1]
+    except OptionError:
+        return 0
+
+
+def _check_room(
+    config: ModelConfig,
+    options: EngineOptions,
+    available: Callable[[int], int],
+    dtype: torch.dtype,
+    *,
+    free: int,
+) -> None:
+    """Raise OptionError if the layers leave too little for prompts and the KV pool that is asked for, or a
+    least one."""
+    count = options.unpacked_layers or 0
+
+    def fits(layers: int) -> bool:
+        left = available(scratch_bytes(config, layers, dtype))
+        enough = options.kv_memory is None or options.kv_memory <= left
+        return enough and _context(config, options, left, dtype) > 0
+
+    if not count or fits(count):
         return
     taken = scratch_bytes(config, count, dtype) - scratch_bytes(config, 0, dtype)
     most = bisect.bisect_left(range(count), True, key=lambda layers: not fits(layers)) - 1
@@ -56,22 +139,3 @@ def check_room(
         f"beside the packed weights, and leave too little for prompts and the KV cache; {advice}, or ask for "
         "less by --kv-memory, --max-context or --prefill-chunk",
     )
-
-
-def _fitting(
-    options: EngineOptions, config: ModelConfig, device: torch.device, dtype: torch.dtype
-) -> Callable[[int], bool]:
-    """Of a number of unpacked layers, whether the KV pool that is asked for, or a least one, fits beside."""
-
-    def fits(layers: int) -> bool:
-        taken = scratch_bytes(config, layers, dtype)
-        available = available_memory(config, options, device=device, dtype=dtype, taken=taken)
-        if options.kv_memory is not None and options.kv_memory > available:
-            return False
-        try:
-            size_pool(config, options, available=available, dtype=dtype)
-        except OptionError:
-            return False
-        return True
-
-    return fits

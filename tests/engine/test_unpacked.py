@@ -14,14 +14,14 @@ from headrace import load as loading
 from headrace.engine import build
 from headrace.engine.build import build_engine
 from headrace.engine.options import EngineOptions, OptionError
-from headrace.engine.unpacked import check_room, check_unpacked
+from headrace.engine.unpacked import check_unpacked, unpacked_layers
 from headrace.load import load
 from headrace.model.memory import prompt_bytes
 from headrace.model.presets import NORTH_MINI_CODE, PRESETS
 from headrace.model.synthetic import synthetic_model
 from headrace.model.tokenizer import Tokenizer
 from headrace.model.transformer import Model
-from headrace.step.pack import pack_model
+from headrace.step.pack import PackedWeights, pack_model
 from headrace.step.packed_model import packed_model
 
 GPU, DTYPE = torch.device("cuda"), torch.bfloat16
@@ -97,7 +97,7 @@ def test_where_nothing_is_packed_one_is_told_why(named: str, decode: str, words:
 
 def refusal(options: EngineOptions) -> str | None:
     try:
-        check_room(options, NORTH_MINI_CODE, device=GPU, dtype=DTYPE)
+        unpacked_layers(options, NORTH_MINI_CODE, device=GPU, dtype=DTYPE)
     except OptionError as error:
         return str(error)
     return None
@@ -166,13 +166,39 @@ def test_a_start_says_what_they_take_and_what_is_left(count: int, monkeypatch: p
     monkeypatch.setattr(build, "make_backend", lambda *_, **__: (backend, backend))
     monkeypatch.setattr(build, "scratch_bytes", lambda config, kept, dtype: (3 + 2 * kept) * GIB)
     options = EngineOptions(unpacked_layers=count, max_context=512, kv_memory=256 * 2**20)
-    build_engine(model, cast(Tokenizer, None), options, weights=weights, say=told.append)
+    build_engine(model, cast(Tokenizer, None), options, weights=weights, unpacked=count, say=told.append)
     if not count:
         assert told == []
         return
     (line,) = told
     assert f"2 of {model.config.num_layers} layers stay unpacked for prompts, in 4.0 GiB" in line
     assert "for contexts of up to 512 tokens" in line
+
+
+@pytest.mark.parametrize(("asked", "lines"), [(None, 1), (0, 0)])
+def test_where_a_gpu_has_no_room_for_any_a_start_says_so_unless_none_was_asked_for(
+    asked: int | None, lines: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class StopError(Exception):
+        """Raised where the pool is sized: no GPU is needed until then."""
+
+    def size_pool(*_: object, **__: object) -> NoReturn:
+        raise StopError
+
+    free_on_the_gpu(monkeypatch, 20 * GIB)
+    monkeypatch.setattr(build, "choose_decode", lambda *_, **__: "kernel")
+    monkeypatch.setattr(build, "size_pool", size_pool)
+    model, weights = SimpleNamespace(config=NORTH_MINI_CODE, device=GPU, dtype=DTYPE), SimpleNamespace()
+    options, told = EngineOptions(unpacked_layers=asked), list[str]()
+    with pytest.raises(StopError):
+        build_engine(
+            cast(Model, model),
+            cast(Tokenizer, None),
+            options,
+            weights=cast(PackedWeights, weights),
+            say=told.append,
+        )
+    assert [line[:29] for line in told] == ["No layers stay unpacked for p"] * lines
 
 
 def test_a_pool_that_is_too_small_says_that_fewer_unpacked_layers_would_help() -> None:
