@@ -29,7 +29,7 @@ from headrace.model.shards import shard_files
 from headrace.step.pack import PackedWeights, pack_checkpoint
 
 PIECE = 32 * 2**20  # bytes that one thread moves at a time, through a pinned buffer
-THREADS = 8
+
 SPARE = 1.25  # times a file's size that must be free before it is written
 MAGIC = b"HEADRACE"
 _ROOT = Path(__file__).parent.parent
@@ -39,6 +39,15 @@ _CODE = (
 )
 
 logger = logging.getLogger(__name__)
+
+
+def threads_for(cores: int) -> int:
+    """How many threads move pieces: one for each core, as copying and checksums keep it busy; at least 8, so
+    that a disk is asked for several pieces at a time; at most 16, whose buffers take half a GiB."""
+    return min(max(cores, 8), 16)
+
+
+THREADS = threads_for(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1)
 
 
 class DamagedError(Exception):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -103,6 +104,29 @@ def test_what_is_stale_is_not_found_and_goes(
     made = pack_kept(checkpoint, folder, device="cpu", dtype=dtype)
     assert same(made, pack_checkpoint(checkpoint, device="cpu", dtype=dtype))
     assert kept_file(folder) != old, "one file of a checkpoint is kept"
+
+
+@pytest.mark.parametrize(("cores", "threads"), [(1, 8), (8, 8), (12, 12), (16, 16), (128, 16)])
+def test_every_core_moves_pieces_and_a_disk_is_asked_for_several(cores: int, threads: int) -> None:
+    assert kept.threads_for(cores) == threads
+
+
+@pytest.mark.parametrize("threads", [1, 3, 16])
+def test_however_many_move_pieces_these_are_the_same(
+    threads: int, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used: list[int] = []
+
+    def noted(count: int) -> ThreadPoolExecutor:
+        used.append(count)
+        return ThreadPoolExecutor(count)
+
+    monkeypatch.setattr(kept, "THREADS", threads)
+    monkeypatch.setattr(kept, "ThreadPoolExecutor", noted)
+    right = pack(checkpoint, tmp_path / "kept")
+    place = kept_file(tmp_path / "kept")
+    assert same(read(place, read_config(checkpoint), device="cpu", dtype=torch.bfloat16), right)
+    assert used == [threads] * 2  # to write, and to read
 
 
 def test_checkpoints_do_not_share(checkpoint: Path, tmp_path: Path) -> None:
