@@ -86,6 +86,7 @@ class LayeredPrefiller(Prefiller, Protocol):
     """A prefiller that can stop between the `layers` of a pass, for decode steps of other sequences.
 
     `full` says of every layer whether it sees all of the past: such a layer takes longer behind a long one.
+    A last layer that only writes its keys and values is not counted: what others cost would be told by it.
     """
 
     layers: int

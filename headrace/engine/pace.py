@@ -18,7 +18,7 @@ from statistics import median
 
 from headrace.engine.filling import Filling
 from headrace.engine.part_costs import PartCosts
-from headrace.model.tiled import LEAST, TILE
+from headrace.model.tiled import TILE
 
 FEWEST = 64  # tokens that a step takes in whatever the bound says, so that every prompt gets done
 _GROWTH = 2  # at most so many times the largest chunk so far: a first guess must not be far off
@@ -84,8 +84,6 @@ class Pace:
         """How many tokens after a `past` of so many a chunk may have for any layer of it to fit into a step:
         one that sees all of a long past may take longer than the bound by itself. Where nobody decodes, all
         layers are run at once: see `_uninterrupted`.
-
-        Where these make up whole tiles, the chunk ends with one: what sticks out attends at half the speed.
         """
         fixed, slope = self._cost.fixed, self._cost.slope
         if not slope:
@@ -95,10 +93,7 @@ class Pace:
         if not self.layered:
             return self.most
         fitting = self._parts.tokens(room=self._room(streams), past=past, fixed=fixed, slope=slope)
-        if fitting >= self.most:
-            return self.most
-        whole = (past + int(fitting)) // TILE * TILE - past
-        return whole if whole >= LEAST * TILE else max(FEWEST, int(fitting))
+        return self.most if fitting >= self.most else max(FEWEST, int(fitting))
 
     def _uninterrupted(self, past: int) -> int:
         """How many tokens after a `past` of so many a chunk may have to take _LONGEST at most, or _ENOUGH and

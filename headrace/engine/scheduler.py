@@ -31,6 +31,7 @@ from headrace.engine.prefix import TAIL_TOKENS
 from headrace.engine.sequence import NO_SLOT, Sequence
 from headrace.model.batch import Span
 from headrace.model.kv import BLOCK_TOKENS
+from headrace.model.tiled import LEAST, TILE
 
 LONG_PROMPT = 1024  # tokens from which on the log says why a prompt was not found in the prefix cache
 
@@ -77,6 +78,15 @@ def shares(prefilling: list[Sequence], budget: int) -> list[tuple[Sequence, int]
         budget -= given[sequence]
     given[oldest] = min(left[oldest], given[oldest] + budget)
     return [(sequence, given[sequence]) for sequence in prefilling]
+
+
+def end_of_chunk(sequence: Sequence, tokens: int) -> int:
+    """The position before which the next chunk of a prompt ends if it may have so many tokens: that of the
+    prompt or a whole tile where it is worth it, as what sticks out attends at half the speed.
+    """
+    end = sequence.computed + tokens
+    whole = end // TILE * TILE
+    return whole if tokens < sequence.to_feed and whole - sequence.computed >= LEAST * TILE else end
 
 
 class Scheduler:
@@ -165,7 +175,7 @@ class Scheduler:
             if sequence.slot == NO_SLOT:
                 continue
             if sequence in chunks:
-                self._plan_chunk(plan, sequence, sequence.computed + chunks[sequence])
+                self._plan_chunk(plan, sequence, end_of_chunk(sequence, chunks[sequence]))
             elif self._plan_ride(plan, sequence, rides[sequence], decode=len(complete) < free):
                 complete.append(sequence)
         return complete

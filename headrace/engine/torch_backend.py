@@ -35,8 +35,9 @@ class TorchBackend:
         """`ahead`: on a GPU, prompts go before what else it does, such as unpacking the next weights."""
         self.max_rows = max_rows
         self.max_steps = max_steps
-        self.layers = model.config.num_layers
-        self.full = [layer.window is None for layer in model.config.layers]
+        layers = model.config.layers[:-1] or model.config.layers  # as `Model.fill` counts them
+        self.full = [layer.window is None for layer in layers]
+        self.layers = len(self.full)
         self._model = model
         self._cache = cache
         self._retries = 0  # of the allocator

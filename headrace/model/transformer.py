@@ -88,13 +88,15 @@ class Model(nn.Module):
     def fill(self, spans: Sequence[Span], cache: KVCache) -> Iterator[None]:
         """`forward` for the sake of what it writes into the cache, a layer for each item.
 
-        Nobody reads what the last layer makes of it, so that is left out. Other passes may run in between,
-        over other sequences.
+        Nobody reads what the last layer makes of it, so that is left out; what it writes takes so little that
+        it comes with the layer before. Other passes may run in between, over other sequences.
         """
         x, paged = self._enter(spans, cache)
-        for block in self.blocks:
-            x = block(x, paged, ends=block is self.blocks[-1])
-            yield
+        last = len(self.blocks)
+        for number, block in enumerate(self.blocks, 1):
+            x = block(x, paged, ends=number == last)
+            if number != last - 1:
+                yield
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Scores of every token of the vocabulary, float32 [..., vocab], for hidden states [..., hidden].

@@ -237,9 +237,9 @@ def test_the_log_tells_of_every_part(
     for part in found:
         assert part is not None
         count, start, ran, milliseconds, left = (float(number) for number in part.groups())
-        assert milliseconds == pytest.approx((36 + 0.022 * count) * ran / 49, abs=0.06)
+        assert milliseconds == pytest.approx((36 + 0.022 * count) * ran / 48, abs=0.06)
         layers += int(ran)
-        assert (layers + left) % 49 == 0
+        assert (layers + left) % 48 == 0
         if not left:
             assert start == tokens
             tokens += int(count)
@@ -352,7 +352,7 @@ def test_a_chunk_that_costs_more_than_was_thought_is_run_in_more_parts(
 
 
 @pytest.mark.parametrize("packed", [False, True])
-@pytest.mark.parametrize("parts", [[3], [1, 1, 1], [2, 1]])
+@pytest.mark.parametrize("parts", [[2], [1, 1]])
 def test_layers_in_parts_write_what_a_pass_at_once_writes(
     model: Model, packed: bool, parts: list[int]
 ) -> None:
@@ -363,7 +363,7 @@ def test_layers_in_parts_write_what_a_pass_at_once_writes(
     first = [draw.randrange(VOCABULARY) for _ in range(150)]
     tables = {group: list(range(8, 11)) for group in KVGroup}
     written, made = [], []
-    for layers in ([3], parts):
+    for layers in ([2], parts):
         cache = KVCache(model.config, dict.fromkeys(KVGroup, 12), dtype=torch.float32)
         backend = TorchBackend(model, cache, max_rows=4)
         row = rows_of(model, prompts(1, seed=5)[0] + [7], cache, backend)
@@ -405,6 +405,6 @@ def test_engines_over_a_model_stop_between_layers(model: Model, tokenizer: Token
     for decode in ("torch", "oracle"):
         engine = build_engine(model, tokenizer, EngineOptions(max_context=512, decode=decode))
         assert engine._scheduler.pace.layered
-        assert Filling.of(engine._prefiller, [], []).left == 3
+        assert Filling.of(engine._prefiller, [], []).left == 2, "the last of three comes with the second"
     backend = LedgerBackend(window=None, max_rows=1, max_steps=1)
     assert Filling.of(backend, [], []).left == 1

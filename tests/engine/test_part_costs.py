@@ -82,25 +82,26 @@ def test_parts_are_cut_by_the_kinds_of_the_layers_to_come(pace: Pace, done: int,
     assert pace.layers(filling, rows=4) == fitting
 
 
-def first_layer(tokens: int, past: int, beginning: float = 13.3) -> float:
+def first_layer(tokens: int, past: int, beginning: float = 4.8) -> float:
     """Milliseconds of the dearest part: the first layer sees all of the past. The others take what passes of
-    441 and of 8192 tokens tell."""
+    441 and of 8192 tokens tell, and the beginning what is usual for whole tiles."""
     return (
         beginning + 1.44 + (tokens - 441) * (5.7 - 1.44) / 7751 + 1000 * PAIR * tokens * (past + tokens / 2)
     )
 
 
-@pytest.mark.parametrize("past", [30_000, 60_000, 100_000, 131_000, 262_144 - 8192])
+@pytest.mark.parametrize("past", [60_000, 100_000, 131_000, 262_144 - 8192])
 def test_a_chunk_is_as_large_as_its_dearest_layer_allows(pace: Pace, past: int) -> None:
     tokens = pace.bearable(streams=15, past=past)
     assert 20 < first_layer(tokens, past) < 40 - 14.3
-    assert first_layer(8192, past) > 40 - 14.3
+    assert first_layer(8192, past) > 0.88 * (40 - 14.3), "some of the room is left to chance"
 
 
 def test_chunks_are_large_where_small_ones_would_not_help(pace: Pace) -> None:
-    assert pace.bearable(streams=15, past=0) == 8192
+    assert pace.bearable(streams=15, past=0) == pace.bearable(streams=15, past=30_000) == 8192
     assert pace.bearable(streams=0, past=100_000) == 8192
-    watched(pace, 8192, 100_000, 5.86, beginning=30.0)
+    for _ in range(6):
+        watched(pace, 8192, 100_000, 5.86, beginning=30.0)
     tokens = pace.bearable(streams=15, past=100_000)
     assert 18 < first_layer(tokens, 100_000, beginning=0.0) < 40 - 14.3, "no chunk fits with its beginning"
 
@@ -108,19 +109,12 @@ def test_chunks_are_large_where_small_ones_would_not_help(pace: Pace) -> None:
 @pytest.mark.parametrize("past", [0, 30_000, 100_000, 262_144])
 def test_a_prompt_takes_hardly_more_than_twice_as_long_for_small_chunks(pace: Pace, past: int) -> None:
     """There is a millisecond left for tokens beside the beginning."""
-    watched(pace, 8192, 100_000, 5.86, beginning=20.5)
+    for _ in range(6):
+        watched(pace, 8192, 100_000, 5.86, beginning=20.5)
     tokens = pace.bearable(streams=15, past=past)
     fixed, each = 49 * (1.44 - 441 * (5.7 - 1.44) / 7751), 49 * (5.7 - 1.44) / 7751
     at_best = tokens * (each + 13 * 1000 * PAIR * (past + tokens / 2))
     assert 1.8 * at_best < fixed + at_best < 2.3 * at_best
-
-
-def test_a_chunk_behind_a_long_past_ends_with_a_whole_tile(pace: Pace) -> None:
-    for past in (60_000, 60_001, 61_439):
-        tokens = pace.bearable(streams=15, past=past)
-        assert (past + tokens) % 1024 == 0
-        assert tokens >= 2048
-    assert pace.bearable(streams=15, past=250_000) < 2048, "too few to be worth it"
 
 
 def test_layers_that_cannot_be_run_one_by_one_do_not_bound_a_chunk(pace: Pace) -> None:

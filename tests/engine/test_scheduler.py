@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from functools import partial
 
+import pytest
+
 from headrace.engine.engine import Engine
-from headrace.engine.scheduler import shares
+from headrace.engine.scheduler import end_of_chunk, shares
 from headrace.engine.sequence import Sequence
 from headrace.model.config import KVGroup
 from headrace.model.sampling import SamplingParams
@@ -44,6 +46,26 @@ def test_the_oldest_takes_no_more_than_it_needs() -> None:
 
 def test_no_prompts_no_shares() -> None:
     assert shares([], 96) == []
+
+
+@pytest.mark.parametrize(
+    ("computed", "tokens", "end"),
+    [
+        (0, 8192, 8192),
+        (0, 4781, 4096),
+        (9562, 8192, 17_408),  # 346 tokens more would have stuck out, and of every chunk that follows
+        (1023, 2050, 3072),
+        (1023, 2048, 3071),  # a whole tile, and one that is worth too little by itself
+        (0, 2047, 2047),
+        (15_000, 4999, 19_999),  # all that the prompt has: no pass for the rest
+        (15_000, 4998, 19_456),
+    ],
+)
+def test_a_chunk_ends_with_a_whole_tile_or_with_its_prompt(computed: int, tokens: int, end: int) -> None:
+    engine, _ = ledger_engine({FULL: 400}, max_context=21_000)
+    [sequence] = waiting(engine, 20_000)
+    sequence.computed = computed
+    assert end_of_chunk(sequence, tokens) == end
 
 
 def test_a_short_request_answers_while_a_long_prompt_is_filled() -> None:

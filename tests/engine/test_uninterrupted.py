@@ -33,7 +33,7 @@ class Alone(Uneven):
         raise AssertionError("there are layers")
 
     def rehearse(self, *, tokens: int, context: int) -> list[tuple[int, float]]:
-        pair = 13 * 4 * 4096 / 550e12
+        pair = 12 * 4 * 4096 / 550e12
         sizes = [count for count in (64, 512, 2048, 8192) if count <= tokens]
         return [(count, 0.032 + 14.6e-6 * count + pair * count**2 / 2) for count in sizes]
 
@@ -111,7 +111,7 @@ def test_a_chunk_ends_with_a_whole_tile_and_is_not_smaller_than_it_need_be(
     pace = Run(monkeypatch, LONG).pace
     tokens = pace.bearable(streams=0, past=past)
     costs = [
-        0.032 + 14.6e-6 * count + 13 * 4 * 4096 / 550e12 * count * (past + count / 2)
+        0.032 + 14.6e-6 * count + 12 * 4 * 4096 / 550e12 * count * (past + count / 2)
         for count in (tokens, tokens + 1024)
     ]
     if tokens == GPU_CHUNK:
@@ -121,7 +121,7 @@ def test_a_chunk_ends_with_a_whole_tile_and_is_not_smaller_than_it_need_be(
     assert costs[0] < 0.505 < 1.01 * costs[1] or 8192 <= tokens < 8192 + 1024
 
 
-@pytest.mark.parametrize("most", [512, 8192, 20_000])
+@pytest.mark.parametrize("most", [512, 8192, 20_480])
 def test_a_smaller_bound_is_kept_to_and_a_larger_one_is_of_use(
     monkeypatch: pytest.MonkeyPatch, most: int
 ) -> None:
@@ -146,7 +146,7 @@ def test_prompts_that_wait_together_share_a_chunk_as_before(monkeypatch: pytest.
     for length in (30_000, 20_000, 5000):
         engine.submit([length] * length, SamplingParams(max_tokens=1), lambda output: None)
     engine.step()
-    assert backend.spans == [[(0, 8192), (0, 3193), (0, 4999)]]
+    assert backend.spans == [[(0, 8192), (0, 3072), (0, 4999)]], "3193, of which 121 are no tile"
 
 
 def test_beside_answers_a_chunk_is_no_larger_than_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
