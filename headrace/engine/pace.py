@@ -13,23 +13,16 @@ itself and what its tokens do cannot be told apart, and a wrong guess would conf
 from __future__ import annotations
 
 from collections import deque
-from itertools import combinations
 from statistics import median
 
 from headrace.engine.filling import Filling
+from headrace.engine.line import Line
 from headrace.engine.part_costs import PartCosts
 from headrace.model.tiled import TILE
 
 FEWEST = 64  # tokens that a step takes in whatever the bound says, so that every prompt gets done
 _GROWTH = 2  # at most so many times the largest chunk so far: a first guess must not be far off
-_SPREAD = (
-    0.1  # sizes of two chunks must differ so much, as a share of the larger, to tell the two costs apart
-)
-_CHUNKS = 16  # the newest, which costs are learnt from
-_OTHERS = 3  # of those are to differ from the usual size: one alone may have been an accident
 _STEPS = 5  # the newest of so many rows
-_NEWEST = 3  # chunks, of which one may be far off
-_FLATTEST = 0.1  # a token costs this share of its part in a chunk at least, whatever noise says
 # How much of a chunk's cost may be its own, and not its tokens': else it is made larger than the bound says.
 _OWN = 0.5
 _OWN_LAYERED = 0.25  # where its layers are run in several steps, and no other prompt waits for its end
@@ -203,51 +196,3 @@ class StepCosts:
 
 def _exponent(rows: int) -> int:
     return (rows - 1).bit_length()
-
-
-class Line:
-    """seconds = fixed + slope * tokens, fitted to the newest chunks.
-
-    The slope is the median of the slopes of all pairs (Theil, 1950; Sen, 1968), which chunks that were far
-    off do not move while they are few. The newest chunks say how high the line lies.
-    """
-
-    def __init__(self) -> None:
-        self.fixed = self.slope = 0.0
-        self.parted = False  # whether chunks of different sizes have been seen
-        self._newest: deque[tuple[int, float]] = deque(maxlen=_CHUNKS)
-
-    @property
-    def known(self) -> bool:
-        """Whether a chunk has been seen."""
-        return bool(self._newest)
-
-    @property
-    def alike(self) -> bool:
-        """Whether so many chunks are of one size that the two costs may no longer be told apart."""
-        usual = median(tokens for tokens, _ in self._newest)
-        others = sum(abs(tokens - usual) > _SPREAD * max(tokens, usual) for tokens, _ in self._newest)
-        return self.parted and len(self._newest) == _CHUNKS and others < _OTHERS
-
-    def of(self, tokens: int) -> float:
-        """What a chunk of so many tokens costs."""
-        return self.fixed + self.slope * tokens
-
-    def observe(self, tokens: int, seconds: float) -> None:
-        self._newest.append((tokens, seconds))
-        newest = list(self._newest)[-_NEWEST:]
-        slopes = [
-            (longer - shorter) / (more - fewer)
-            for (fewer, shorter), (more, longer) in combinations(sorted(self._newest), 2)
-            if more - fewer > _SPREAD * more
-        ]
-        if slopes:
-            self.parted = True
-            whole = median(spent / count for count, spent in newest)
-            self.slope = min(max(median(slopes), _FLATTEST * whole), whole)
-            self.fixed = max(0.0, median(spent - self.slope * count for count, spent in newest))
-        elif self.parted:  # alike as they are, chunks only tell that both costs have changed
-            factor = median(spent / self.of(count) for count, spent in newest)
-            self.fixed, self.slope = self.fixed * factor, self.slope * factor
-        else:
-            self.slope = median(spent / count for count, spent in newest)

@@ -14,18 +14,16 @@ from math import inf, sqrt
 from statistics import median
 
 from headrace.engine.filling import Filling, Part
+from headrace.engine.line import Point, steepness
 from headrace.model.tiled import TILE
 
 _PARTS = 24  # the newest, which the cost of the past is learnt from
+_PAST = 8192  # tokens: layers that see all of a shorter one hardly take longer, which chance would hide
 _BEGINNINGS = 16  # the newest passes of a kind, of which the dearest beginning is allowed for
 _NEWEST = 4  # parts of a pass that tell what its layers take
-_SURE = 0.88  # of the room is planned: one part in a hundred took 14 % more than foreseen
+_SURE = 0.88  # of the room is planned: the rest is for chance, and for what is between a part and its step
 _OWN = 0.55  # share of a pass that may be its own cost, and not its tokens': prompts take too long else
 _LEAST = 0.1  # a pass would cost this share of its time at least if there were no past, whatever noise says
-
-
-# What points are compared by, pairs for each of the layers, and the seconds of one.
-Point = tuple[tuple[int, int], float, float]
 
 
 class PartCosts:
@@ -39,7 +37,9 @@ class PartCosts:
     def __init__(self) -> None:
         self.pair = 0.0
         self._full: Sequence[bool] = ()  # of every layer of a pass, whether it sees all of the past
-        self._points: deque[Point] = deque(maxlen=_PARTS)
+        # Pairs for each layer of a part and the seconds of one, by what they may be compared with: parts of
+        # the same pass, or passes at once of as many tokens. Else layers themselves differ, or the beginning.
+        self._points: deque[tuple[tuple[int, int], Point]] = deque(maxlen=_PARTS)
         self._passes = 0
         self._before = 1, 0.0  # tokens of the newest complete pass, and what a layer of it cost
         # Of passes of whole tiles and of others: these need not be of a size that has come before.
@@ -101,15 +101,25 @@ class PartCosts:
         self._passes += not later
         if not later and filling.left:  # how much of it was the beginning is not known
             return
-        last = filling.parts[-1]
-        seen = filling.pairs * last.full / last.layers
-        kind = (filling.tokens, self._passes if later else 0)
-        self._points.append((kind, seen, last.seconds / last.layers))
-        self.pair = max(0.0, _slope(list(self._points), self.pair))
+        if filling.pairs >= _PAST * filling.tokens:
+            self._compare(filling, at_once=not later)
         if later and not filling.left:
             layer = max(0.0, self._rest(filling, later) / sum(part.layers for part in later))
             self._before = filling.tokens, layer
             self._begun(filling).append(max(0.0, self._rest(filling, [first]) - first.layers * layer))
+
+    def _compare(self, filling: Filling, *, at_once: bool) -> None:
+        """Learn what a pair costs from the part of a pass that was run last."""
+        last = filling.parts[-1]
+        seen = filling.pairs * last.full / last.layers
+        kind = (filling.tokens, 0 if at_once else self._passes)
+        self._points.append((kind, (seen, last.seconds / last.layers)))
+        pairs = (
+            (one, other)
+            for (kind, one), (another, other) in combinations(sorted(self._points), 2)
+            if kind == another
+        )
+        self.pair = max(0.0, steepness(pairs, self.pair))
 
     def _begun(self, filling: Filling) -> deque[float]:
         """Beginnings of passes of its kind."""
@@ -139,20 +149,3 @@ class PartCosts:
 def _fitting(seconds: float, *, each: float, pair: float) -> float:
     """How many tokens take so many seconds, where one costs `each`, and `pair` for every one before it."""
     return 2 * seconds / (each + sqrt(each**2 + 2 * pair * seconds)) if seconds > 0 else 0.0
-
-
-def _slope(points: list[Point], default: float) -> float:
-    """The slope of least absolute differences: the median of the slopes of all pairs of points, each with the
-    weight of their distance. Both are of one kind: parts of one pass, or passes at once of so many tokens.
-    Else the layers themselves differ, or the beginning."""
-    slopes = sorted(
-        ((late - early) / (more - fewer), more - fewer)
-        for (kind, fewer, early), (other, more, late) in combinations(sorted(points), 2)
-        if kind == other and more > fewer
-    )
-    left = sum(weight for _, weight in slopes) / 2
-    for slope, weight in slopes:
-        left -= weight
-        if left <= 0:
-            return slope
-    return default

@@ -283,28 +283,30 @@ def test_hardly_a_gap_is_longer_than_the_bound(monkeypatch: pytest.MonkeyPatch, 
     gaps, seconds = gaps_beside_a_long_prompt(monkeypatch, layered=True, streams=streams)
     assert percentile_99(gaps) < 0.04
     assert max(gaps) < 0.05
-    assert seconds < 7.4, "6.8 seconds and 51 ms where parts were planned by the mean of a pass"
+    assert seconds < 5.5, "5.9 seconds and 51 ms with 4 streams where a last layer told what the past costs"
 
 
 @pytest.mark.parametrize(
     ("streams", "tokens", "most"),
-    [(12, 100_000, 13.5), (15, 100_000, 13.5), (12, 131_000, 23), (15, 131_000, 23)],
+    [(12, 100_000, 9), (15, 100_000, 9), (12, 131_000, 13), (15, 131_000, 13)],
 )
 def test_behind_a_long_past_chunks_are_small_enough_for_many_streams(
     monkeypatch: pytest.MonkeyPatch, streams: int, tokens: int, most: float
 ) -> None:
-    """One layer of 8,192 tokens takes 26 ms there, and steps of 15 ms leave 25 of 40."""
+    """One layer of 8,192 tokens takes up to 30 ms there, and steps of 15 ms leave 25 of 40."""
     monkeypatch.setattr("tests.engine.simulated.Machine", Restless)
     gaps, seconds = gaps_beside_a_long_prompt(monkeypatch, layered=True, streams=streams, tokens=tokens)
     assert percentile_99(gaps) < 0.04
-    assert seconds < most, "10.4 and 14.1 seconds with large chunks"
+    assert seconds < most, (
+        "8.2 and 11.7 seconds with large chunks, and gaps of 41 to 49 ms for the longer one"
+    )
 
 
 def test_the_longest_prompt_gets_done_beside_many_streams(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tests.engine.simulated.Machine", Restless)
     gaps, seconds = gaps_beside_a_long_prompt(monkeypatch, layered=True, streams=15, tokens=262_000)
     assert percentile_99(gaps) < 0.04
-    assert seconds < 85, "35 seconds with large chunks, and gaps of 84 ms"
+    assert seconds < 40, "30 seconds with large chunks, and gaps of 62 ms"
 
 
 def first_token_beside_a_long_prompt(monkeypatch: pytest.MonkeyPatch, *, layered: bool, after: int) -> float:

@@ -209,3 +209,14 @@ def test_where_steps_cost_more_than_chunks_pieces_seldom_ride() -> None:
             prefill = (CHUNK + TOKEN * 12) / 1000
             pace.observe(prompt_tokens=12, prefill=prefill, decode=0, steps=0, rows=0)
     assert rode < 40
+
+
+def test_small_chunks_do_not_make_tokens_look_dear() -> None:
+    """As a server's log had it: four rehearsed passes and two short prompts made 35 us of 14, and chunks of
+    4,781 tokens of 8,192."""
+    pace = Pace(most=8192, gap=0.04, layered=True)
+    seen = {64: 53, 512: 55, 2048: 70, 8192: 169, 63: 58.4, 189: 66.6}
+    for tokens, milliseconds in seen.items():
+        pace.observe(prompt_tokens=tokens, prefill=milliseconds / 1000, decode=0.0, steps=0, rows=0)
+    assert pace._cost.of(8192) == pytest.approx(0.169, rel=0.05)
+    assert pace.tokens(streams=4) == 8192

@@ -38,8 +38,8 @@ def test_two_numbers_account_for_all_parts_of_a_pass(run: str) -> None:
         for part in each.parts[1:]
     )
     assert len(off) > 200
-    assert off[len(off) // 2] < 0.0006
-    assert off[int(0.99 * len(off))] < 0.0035
+    assert off[len(off) // 2] < 0.0005
+    assert off[int(0.99 * len(off))] < 0.003
 
 
 @pytest.mark.parametrize("run", ["A", "B"])
