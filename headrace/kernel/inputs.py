@@ -68,6 +68,11 @@ class RowInputs:
             self._biases = Mirror((2 * len(biases),), BIAS, self._device)
         self._biases.host[: len(biases)] = np.array(biases, dtype=BIAS)
 
+    @property
+    def searching(self) -> bool:
+        """Whether any row's sampling searches for a border: if not, the launch leaves SAMPLE_SELECT out."""
+        return bool((self._rows.host["flags"] & RowFlag.SEARCHED).any())
+
     def send(self) -> None:
         """Copy what was filled to the device, on the current stream."""
         self._rows.send()

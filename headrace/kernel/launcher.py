@@ -90,7 +90,7 @@ class Launcher:
             trace_bytes(plan, MAX_STEPS) if trace else 0, dtype=torch.uint8, device=device
         )
         self._traced_steps = 0
-        self._epoch = 0
+        self._epoch = self._searched = 0  # steps since the counters were zeroed, and those that searched
         self.buffer(Buffer.HISTOGRAM).zero_()
         torch.cuda.synchronize(device)
 
@@ -151,6 +151,7 @@ class Launcher:
             finished.synchronize()
             made = self._tokens[: int(self.host["steps"][0])]
             self._epoch += len(made)
+            self._searched += len(made) if self._inputs.searching else 0
             self._check()
             self._inputs.ran(rows, [[token for token in row if token != ABSENT] for row in made.T.tolist()])
 
@@ -219,6 +220,7 @@ class Launcher:
             params[name] = address
         params["table_blocks"], params["steps"] = self._table_blocks, steps
         params["epoch"], params["timeout"] = self._epoch % 2**32, int(self._timeout * 1e9)
+        params["searched"] = self._searched % 2**32
         return params
 
     def _check(self) -> None:
@@ -228,7 +230,7 @@ class Launcher:
         message = explain(self.plan, self.host[0])
         self._counters.zero_()
         self._abort.zero_()
-        self._epoch = 0
+        self._epoch = self._searched = 0
         self._inputs.forget()
         self.buffer(Buffer.HISTOGRAM).zero_()
         torch.cuda.synchronize()

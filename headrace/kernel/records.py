@@ -21,6 +21,7 @@ class RowFlag(IntFlag):
     COUNTED = 32  # has a penalty
     MASKED = 64
     UNCOUNTED = 128  # the token fed in the first step is not yet in the history
+    SEARCHED = TOP_K | TOP_P  # for the borders of either: SAMPLE_SELECT
 
 
 # One row of a launch. `stop_first` and `stop_count` are its part of the array of stop tokens, and those of
@@ -111,6 +112,8 @@ PARAMS = np.dtype(
         ("steps", "<i4"),
         ("epoch", "<u4"),
         ("timeout", "<u4"),
+        ("searched", "<u4"),
+        ("zero", "<u4"),
     ]
 )
 
@@ -153,6 +156,6 @@ def struct(name: str, dtype: np.dtype[np.void]) -> Iterator[str]:
 def flags(name: str, kind: type[IntFlag]) -> Iterator[str]:
     """The lines of a C++ namespace with a constant for each flag."""
     yield f"namespace {name} {{\n"
-    for member in kind:
+    for member in kind.__members__.values():  # those of several bits, too
         yield f"constexpr int32_t {member.name} = {member.value};\n"
     yield f"}}  // namespace {name}\n"

@@ -100,7 +100,8 @@ Sampling runs on every SM with the tiles of its own LM_HEAD (TILE_COUNT may be 0
 meaning is that of `headrace.model.sampling`; "adjusted" logits are those after penalties and bias, "score"
 is its step 3. Each SM's tiles are ascending with SHARE, so ties to the lowest id are ties to the lowest
 share. A round that no active row needs publishes nothing and does not wait, but signals: all SMs decide
-this alike.
+this alike. A launch may leave SAMPLE_SELECT out if none of its rows has top_k or top_p: its counters then
+count the steps of the other launches alone.
 
 SAMPLE_STATS
     STATS[share, row] = the largest adjusted logit with its lowest token id, over own tokens; and of rows that
@@ -122,8 +123,9 @@ SAMPLE_SELECT
     above) / w) stay. Signals 1.
 
 SAMPLE_PICK
-    waits: the last SELECT; second: STATS. Candidate of own tokens: greedy rows take STATS' best; others the
-    largest score + noise in float64 (ties: lowest id) among the tokens that top_k, top_p and min_p leave.
+    waits: the last SELECT; second: STATS; neither where no row is drawn. Candidate of own tokens: greedy rows
+    take STATS' best; others the largest score + noise in float64 (ties: lowest id) among the tokens that
+    top_k, top_p and min_p leave.
     CANDIDATES[share, row] = that value, token, its raw logit; and the largest raw logits with ids, as many as
     the row asks for the log-probabilities of. WRITER also puts the host's stop flag there, so that all
     SMs see the same. Signals 1.

@@ -25,7 +25,7 @@ def machine_for(sizes: Sizes, residual_tiles: int) -> Machine:
 
 def _beside_ring(sizes: Sizes, residual_tiles: int) -> int:
     rows = sizes.rows
-    payload = _MESSAGES * rows * TILE_ROWS * 4
+    payload = _MESSAGES * rows * TILE_ROWS * 2
     sums = 2 * _CONSUMER_WARPS * (4 if rows > 8 else 2) * TILE_ROWS * min(max(rows, 2), 8) * 4
     weights = _CONSUMER_WARPS * WARP * 16
     inputs = 12288 if rows == 1 else 16384 if rows <= 4 else 16
@@ -45,7 +45,7 @@ def _beside_ring(sizes: Sizes, residual_tiles: int) -> int:
         lookups,
         of_rows,
     )
-    return sum(members) + max(_route(sizes), rows * 52) + _TABLES
+    return sum(members) + max(_route(sizes), rows * 84) + _TABLES
 
 
 def _record(sizes: Sizes) -> int:

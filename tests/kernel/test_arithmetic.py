@@ -18,6 +18,8 @@ import torch
 
 from headrace.kernel.build import INCLUDE
 from headrace.model import philox
+from headrace.model.presets import PRESETS
+from headrace.model.rope import frequencies
 from headrace.step.oracle.exponential import exponential
 from headrace.step.oracle.selection import Selection
 from headrace.step.oracle.twins.sample_select import weight_at
@@ -27,6 +29,7 @@ HOST = r"""
 #include "cuda.h"
 #include "exponential.h"
 #include "philox.h"
+#include "rope.h"
 #include "selection.h"
 extern "C" {
 void exponentials(const double* x, double* y, int n) { for (int i = 0; i < n; i++) y[i] = exponential(x[i]); }
@@ -42,6 +45,12 @@ void uniforms(uint64_t seed, uint32_t position, float* y, int blocks) {
 }
 void noises(const float* x, float* y, double* exact, int n) {
   for (int i = 0; i < n; i++) y[i] = philox::noise(x[i]), exact[i] = philox::exact_noise(x[i]);
+}
+void turns(float position, const float* frequency, float* cosine, float* sine, int n) {
+  for (int i = 0; i < n; i++) {
+    const float2 v = rope::turned(make_float2(1, 0), position, frequency[i]);
+    cosine[i] = v.x, sine[i] = v.y;
+  }
 }
 uint64_t part(uint64_t total, uint64_t numerator, int shift) { return part_of(total, numerator, shift); }
 uint64_t stay(uint64_t missing, uint64_t weight) { return equals_that_stay(missing, weight); }
@@ -170,3 +179,31 @@ def test_how_many_equals_stay_is_rounded_up(host: ctypes.CDLL) -> None:
         (5, 0, 0),
     ):
         assert host.stay(ctypes.c_uint64(missing), ctypes.c_uint64(weight)) == stay
+
+
+TURN_BOUND = 1.5e-7  # of a cosine or sine: two roundings of numbers near 1
+
+
+def turn_error(host: ctypes.CDLL, position: int, angles: np.ndarray[Any, Any]) -> float:
+    """How far the kernel's cosines and sines at a position are from those of the angles."""
+    own = frequencies(PRESETS["north-mini-code"], torch.device("cpu")).numpy()
+    cosine, sine = np.zeros_like(own), np.zeros_like(own)
+    host.turns(
+        ctypes.c_float(position),
+        *(ctypes.c_void_p(each.ctypes.data) for each in (own, cosine, sine)),
+        len(own),
+    )
+    return float(max(np.abs(cosine - np.cos(angles)).max(), np.abs(sine - np.sin(angles)).max()))
+
+
+@pytest.mark.parametrize("position", [0, 1, 63, 4096, 131_071, 499_999])
+def test_rotations_are_those_of_the_rounded_angle(host: ctypes.CDLL, position: int) -> None:
+    own = frequencies(PRESETS["north-mini-code"], torch.device("cpu")).numpy()
+    rounded = (np.float32(position) * own).astype(np.float64)
+    assert turn_error(host, position, rounded) < TURN_BOUND
+
+
+def test_rotations_of_other_angles_are_not_within_the_bound(host: ctypes.CDLL) -> None:
+    """What the model rounds must be rounded: far along, the angle itself is another."""
+    own = frequencies(PRESETS["north-mini-code"], torch.device("cpu")).numpy().astype(np.float64)
+    assert turn_error(host, 499_999, 499_999 * own) > 100 * TURN_BOUND

@@ -17,6 +17,7 @@ from headrace.kernel.check.against_oracle import (
     COMPARED,
     MARGIN,
     SETTINGS,
+    Bench,
     buffer_errors,
     changed_by_capacity,
     changed_by_launches,
@@ -25,7 +26,9 @@ from headrace.kernel.check.against_oracle import (
     step_errors,
     worst,
 )
+from headrace.kernel.check.kernels import Tokens
 from headrace.kernel.check.stress import changed_under_stress, hops, outcome
+from headrace.model.sampling import SamplingParams
 from headrace.step import division
 from headrace.step.isa import Buffer, Field, Opcode
 from tests.kernel.emulated import COMPILER, EmulationError, Spoilt
@@ -192,6 +195,34 @@ def test_launches_that_are_repeated_come_to_the_same(libraries: Libraries, spoil
         bench = libraries.bench(*SETTINGS[2], seed=seed, spoilt=spoilt)
         changed += changed_under_stress(bench.kernel(), bench.plan, bench.rows, right, hops(bench.plan))
     assert changed == 0 if spoilt is None else changed > 0
+
+
+def alternating(bench: Bench) -> list[list[Tokens]]:
+    """Tokens of launches of two steps: largest logit, drawn, drawn after a search; and all three again."""
+    kernel = bench.kernel()
+    kinds = [
+        SamplingParams(temperature=0),
+        SamplingParams(temperature=0.9),
+        SamplingParams(temperature=0.9, top_k=9, top_p=0.8),
+    ]
+    launches = []
+    for params in kinds * 2:
+        rows = [row and replace(row, params=params, seed=5) for row in bench.rows]
+        launches.append(list(kernel.launch(rows, 2)))
+    return launches
+
+
+def test_launches_that_search_for_borders_may_follow_others(libraries: Libraries) -> None:
+    """Only they run SAMPLE_SELECT, so its counters count other steps than all the others do."""
+    launches = alternating(libraries.bench(*SETTINGS[2], seed=1))
+    assert launches[:3] == launches[3:]
+    assert len({str(tokens) for tokens in launches[:3]}) == 3
+
+
+@pytest.mark.parametrize("header", ["ops/sample_select.h", "ops/sample_pick.h"])
+def test_searches_that_count_all_steps_wait_in_vain(libraries: Libraries, header: str) -> None:
+    with pytest.raises(EmulationError):
+        alternating(libraries.bench(*SETTINGS[2], seed=1, spoilt=(header, "c.s.searches", "c.s.epoch")))
 
 
 @pytest.mark.parametrize("name", BREAKS)

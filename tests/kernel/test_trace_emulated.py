@@ -39,7 +39,8 @@ def test_a_launch_records_every_task_and_every_signal_through_the_publisher(tmp_
     trace = kernel.traced(STEPS)
     assert trace.steps == len(made) == STEPS
     opcodes = trace.plan.descriptors[..., Field.OPCODE]
-    consumed = (opcodes != Opcode.END) & (opcodes != Opcode.ATTENTION_MERGE)  # the merger's leave none
+    # The merger's leave none, and no row searches for a border.
+    consumed = ~np.isin(opcodes, (Opcode.END, Opcode.ATTENTION_MERGE, Opcode.SAMPLE_SELECT))
     for tasks in (trace.consumers, trace.copiers):
         assert (np.isfinite(tasks.end) == consumed[:, None, :]).all()
         there = np.isfinite(tasks.end)

@@ -45,9 +45,10 @@ __device__ __forceinline__ bool begin_after(Consumer& c, Waits waits) {
   return !quit;
 }
 
-__device__ __forceinline__ void wait_for(Consumer& c, int32_t counter, int32_t arrivals) {
-  if (counter) wait_counter(c.s, c.p, counter, c.s.epoch * static_cast<uint32_t>(arrivals));
+__device__ __forceinline__ void wait_for(Consumer& c, int32_t counter, int32_t arrivals, uint32_t epoch) {
+  if (counter) wait_counter(c.s, c.p, counter, epoch * static_cast<uint32_t>(arrivals));
 }
+__device__ __forceinline__ void wait_for(Consumer& c, int32_t counter, int32_t arrivals) { wait_for(c, counter, arrivals, c.s.epoch); }
 
 // The waits that the descriptor names.
 __device__ __forceinline__ void wait_for_inputs(Consumer& c, const isa::Descriptor& task) {

@@ -87,6 +87,8 @@ __device__ __forceinline__ void begin(Shared& s, const Params& p) {
     s.experts_read = 0;
     trace::prepare(s);
     s.epoch = p.epoch + 1;
+    s.searches = p.searched + 1;
+    s.searching = 0;
     s.input_norm = -1;
     for (int row = 0; row < ROWS; row++) {
       const variant::RowInput& input = p.rows[row];
@@ -96,6 +98,7 @@ __device__ __forceinline__ void begin(Shared& s, const Params& p) {
       s.rows.position[row] = input.position;
       s.rows.made[row] = 0;
       s.rows.flags[row] = input.flags;
+      s.searching |= input.flags & variant::row_flag::SEARCHED;
     }
   }
   for (int layer = threadIdx.x; layer < sizes::LAYERS; layer += THREADS) s.kv_pages[layer] = p.kv_pages[layer];

@@ -286,9 +286,15 @@ __device__ __forceinline__ void each_tile(Consumer& c, int tiles, int halves, co
 #pragma unroll 1
       for (int half = 0; half < halves; half++) leave_part(c, turn, half, Part(multiply<K>(c, ring, a)));
       if (parts_left(c, turn)) {
+        Results results[MOST_HALVES];
+#pragma unroll
+        for (int half = 0; half < MOST_HALVES; half++) results[half] = added_up(c, turn, half);
+        end_turn(c, turn);  // others may leave the next parts while these are finished
 #pragma unroll 1
-        for (int half = 0; half < halves; half++) finish(index, half, added_up(c, turn, half));
-        end_turn(c, turn);
+        for (int half = 0; half < halves; half++) {
+          finish(index, half, results[0]);
+          results[0] = results[MOST_HALVES - 1];  // finishing is one piece of code
+        }
         done(index);
       }
     }

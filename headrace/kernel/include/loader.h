@@ -155,7 +155,10 @@ __device__ __forceinline__ void load(Shared& s, const Params& p) {
       const int32_t opcode = __shfl_sync(~0u, word, 0);
       if (opcode == static_cast<int32_t>(isa::Opcode::END)) break;
       const int32_t after = fetched(l.number + 2);
-      if (opcode != static_cast<int32_t>(isa::Opcode::ATTENTION_MERGE)) going = load_task(l, word);  // that is the helper's
+      // Merges are the helper's, and what only searches need is left out of launches that have none.
+      const bool left_out = opcode == static_cast<int32_t>(isa::Opcode::ATTENTION_MERGE) ||
+                            (opcode == static_cast<int32_t>(isa::Opcode::SAMPLE_SELECT) && !s.searching);
+      if (!left_out) going = load_task(l, word);
       word = next;
       next = after;
     }

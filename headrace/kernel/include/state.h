@@ -41,7 +41,7 @@ constexpr int INPUT_BYTES = ROWS == 1 ? 12288 : ROWS <= 4 ? 16384 : 16;  // wher
 constexpr bool INPUT_STAYS = sizes::HIDDEN * ROWS * 2 <= INPUT_BYTES;  // norm(X) does
 constexpr int MESSAGES = 16;
 constexpr int ORDERS = 16;
-constexpr int PAYLOAD = ROWS * isa::TILE_ROWS * 4;  // bytes of a tile of float32, or of a share's statistics
+constexpr int PAYLOAD = ROWS * isa::TILE_ROWS * 2;  // bytes of a tile of bfloat16
 constexpr int CANDIDATE_BYTES = sizeof(isa::Candidate);
 constexpr int BINS_BYTES = isa::DIGIT_BINS * 8;
 __device__ constexpr int larger(int a, int b) { return a > b ? a : b; }
@@ -175,6 +175,7 @@ struct Shared {
     struct {
       Border borders[2][ROWS];  // of top_k, of top_p; only of rows that have one
       float best_score[ROWS];   // the largest adjusted logit; only of rows that are drawn
+      alignas(16) isa::Stat stats[ROWS];  // what SAMPLE_STATS has found among this SM's logits
     };
   };
   RowState rows;
@@ -201,6 +202,8 @@ struct Shared {
   int32_t stop_seen;
   int32_t experts_read;   // in this launch, over all layers: the loader adds them up, SAMPLE_COMMIT tells the host
   uint32_t epoch;         // of the consumers' step, counted from 1
+  uint32_t searches;      // the same, if only steps of launches that search are counted
+  int32_t searching;      // this launch does
   TraceState<variant::TRACE> trace;
 };
 static_assert(sizeof(Shared) <= isa::SHARED_BYTES, "shared memory of an SM is exceeded");
@@ -230,6 +233,8 @@ struct Params {
   int32_t steps;
   uint32_t epoch;               // steps since the counters were zeroed, before this launch
   uint32_t timeout;             // nanoseconds that one wait may take
+  uint32_t searched;            // of `epoch` those of launches that searched: only these signal SAMPLE_SELECT's counters
+  uint32_t zero;
 };
 static_assert(sizeof(Params) == variant::PARAMS_BYTES);
 

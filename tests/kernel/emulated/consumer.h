@@ -16,10 +16,11 @@ struct Consumer {
   void meet_all() const { ptx::meet(ALL_CONSUMERS, CONSUMERS); }
 };
 
-inline void wait_for(Consumer& c, int32_t counter, int32_t arrivals) {
+inline void wait_for(Consumer&, int32_t counter, int32_t arrivals, uint32_t epoch) {
   if (!counter) return;
-  while (counters[counter] < c.s.epoch * static_cast<uint32_t>(arrivals)) park(&counters[counter]);
+  while (counters[counter] < epoch * static_cast<uint32_t>(arrivals)) park(&counters[counter]);
 }
+inline void wait_for(Consumer& c, int32_t counter, int32_t arrivals) { wait_for(c, counter, arrivals, c.s.epoch); }
 
 template <typename Waits>
 bool begin_after(Consumer& c, Waits waits) {

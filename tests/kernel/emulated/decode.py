@@ -86,7 +86,7 @@ class EmulatedKernel:
         self._host = np.zeros(1, HOST_LINK)
         self._tokens = np.zeros((MAX_STEPS, sizes.rows), np.int32)
         self._logprobs = np.zeros((MAX_STEPS, sizes.rows), LOGPROB_RECORD)
-        self._epoch = 0
+        self._epoch = self._searched = 0  # steps since the counters were zeroed, and those that searched
         self.buffer(Buffer.HISTOGRAM).zero_()
 
     def buffer(self, buffer: Buffer) -> Tensor:
@@ -115,6 +115,7 @@ class EmulatedKernel:
                 raise EmulationError(explain(self.plan, self._host[0]))
         made = self._tokens[: int(self._host["steps"][0])]
         self._epoch += len(made)
+        self._searched += len(made) if self._inputs.searching else 0
         self._inputs.ran(rows, [[token for token in row if token != ABSENT] for row in made.T.tolist()])
         for tokens in made[:, : len(rows)].tolist():
             yield [None if token == ABSENT else token for token in tokens]
@@ -139,4 +140,5 @@ class EmulatedKernel:
             params[name] = address
         params["table_blocks"], params["steps"] = self._arrays["tables"].shape[2], steps
         params["epoch"], params["timeout"] = self._epoch, 1_000_000_000
+        params["searched"] = self._searched
         return params

@@ -62,6 +62,8 @@ static void begin(Shared& s) {
   std::memset(static_cast<void*>(&s), 0xEE, sizeof(s));
   s.ended = s.aborted = 0;
   s.epoch = launch.params->epoch + 1;
+  s.searches = launch.params->searched + 1;
+  s.searching = 1;  // every task of sampling is run here
   for (int row = 0; row < ROWS; row++) {
     const variant::RowInput& input = launch.params->rows[row];
     s.rows.active[row] = input.active;

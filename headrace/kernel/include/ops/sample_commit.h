@@ -20,13 +20,21 @@ __device__ __forceinline__ Winner stronger(Winner a, Winner b) {
 
 // The winner among all shares' candidates of a row, in every lane.
 __device__ __forceinline__ Winner winner_of(Consumer& c, const uint8_t* candidates, int row) {
-  Winner best{0, NO_TOKEN, 0, 0};
-  for (int share = c.lane(); share < sizes::SMS; share += isa::WARP) {
+  constexpr int EACH = (sizes::SMS + isa::WARP - 1) / isa::WARP;
+  uint4 words[EACH], stops[EACH];
+  // All are asked for before the first is looked at.
+#pragma unroll
+  for (int n = 0; n < EACH; n++) {
+    const int share = min(c.lane() + n * isa::WARP, sizes::SMS - 1);  // one twice is as good as once
     const uint8_t* at = candidates + (static_cast<size_t>(share) * ROWS + row) * sizeof(isa::Candidate);
-    const uint4 words = ptx::load_shared_data(at);
-    const double value = __hiloint2double(words.y, words.x);
-    const int stop = static_cast<int>(ptx::load_shared_data(at + 16).x);
-    best = stronger(best, {value, static_cast<int>(words.z), __uint_as_float(words.w), stop});
+    words[n] = ptx::load_shared_data(at);
+    stops[n] = ptx::load_shared_data(at + 16);
+  }
+  Winner best{0, NO_TOKEN, 0, 0};
+#pragma unroll
+  for (int n = 0; n < EACH; n++) {
+    const double value = __hiloint2double(words[n].y, words[n].x);
+    best = stronger(best, {value, static_cast<int>(words[n].z), __uint_as_float(words[n].w), static_cast<int>(stops[n].x)});
   }
 #pragma unroll
   for (int mask = 16; mask; mask >>= 1)
@@ -128,6 +136,7 @@ __device__ __forceinline__ void sample_commit(Consumer& c, const isa::Descriptor
       *static_cast<volatile int32_t*>(&c.s.ended) = 1;
     }
     c.s.epoch++;
+    c.s.searches++;
     ptx::barrier_arrive(&c.s.rows_moved, 1);
   }
   c.sequence++;

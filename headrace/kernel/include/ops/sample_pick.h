@@ -48,12 +48,12 @@ __device__ __forceinline__ Draw draw(const Consumer& c, Own own, int row) {
 }
 
 // The greedy candidate of a row: what STATS found. One thread.
-__device__ __forceinline__ void take_best(Consumer& c, const isa::Descriptor& task, int row, bool stop) {
-  const uint4 own = ptx::load_shared_data(stat_at(c, task.share, row));  // largest, best, token
+__device__ __forceinline__ void take_best(Consumer& c, int row, bool stop) {
+  const isa::Stat& own = c.s.stats[row];
   auto& candidate = reinterpret_cast<isa::Candidate*>(c.s.record)[row];
-  candidate.value = __uint_as_float(own.y);
-  candidate.token = c.s.rows.active[row] ? static_cast<int32_t>(own.z) : NO_TOKEN;
-  candidate.raw = __uint_as_float(own.x);
+  candidate.value = own.best;
+  candidate.token = c.s.rows.active[row] ? own.token : NO_TOKEN;
+  candidate.raw = own.largest;
   candidate.stop = stop;
 }
 
@@ -84,14 +84,20 @@ __device__ __forceinline__ void pick_logprobs(Consumer& c, const isa::Descriptor
 }
 
 __device__ __forceinline__ void sample_pick(Consumer& c, const isa::Descriptor& task) {
-  if (!begin_task(c, task)) return;
+  // Only who draws has to know of other SMs' logits.
+  const uint32_t drawn = rows_with(c, variant::row_flag::DRAWN);
+  const auto waits = [&] {
+    if (drawn && c.s.searching) wait_for(c, task.wait_counter, task.wait_arrivals, c.s.searches);
+    if (drawn) wait_for(c, task.second_counter, task.second_arrivals);
+  };
+  if (!begin_after(c, waits)) return;
   if (c.thread == 0) {
     claim_message(c.s, c.sequence);
     const bool stop = (task.flags & static_cast<int32_t>(isa::Flag::WRITER)) && ptx::load_from_host(&c.p.host->stop);
 #pragma unroll 1
-    for (int row = 0; row < ROWS; row++) take_best(c, task, row, stop);
+    for (int row = 0; row < ROWS; row++) take_best(c, row, stop);
   }
-  if (const uint32_t drawn = rows_with(c, variant::row_flag::DRAWN)) {
+  if (drawn) {
     each_row_by_warp(c, drawn, [&](int row) { conclude(c, task, row); });
     c.meet_all();
     each_row(drawn, [&](int row) { pick_drawn(c, task, row); });

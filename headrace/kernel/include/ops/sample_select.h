@@ -88,7 +88,7 @@ __device__ __forceinline__ void sample_select(Consumer& c, const isa::Descriptor
   const uint32_t takers = rows_with(c, flag_of(kind));
   // A round that nobody needs waits for nothing.
   const auto waits = [&] {
-    if (takers) wait_for(c, task.wait_counter, task.wait_arrivals);
+    if (takers) wait_for(c, task.wait_counter, task.wait_arrivals, task.round ? c.s.searches : c.s.epoch);
   };
   if (!begin_after(c, waits)) return;
   if (takers) {

@@ -50,10 +50,8 @@ __device__ __forceinline__ void weigh_raw(Consumer& c, Own own, int row, isa::St
 
 __device__ __forceinline__ void sample_stats(Consumer& c, const isa::Descriptor& task) {
   if (!begin_task(c, task)) return;
-  if (c.warp() == 0) claim_message(c.s, c.sequence);
-  c.meet_all();
-  auto* stats = reinterpret_cast<isa::Stat*>(c.s.payload[c.sequence % MESSAGES]);
   const Own own = own_tokens(task);
+  isa::Stat* stats = c.s.stats;
   // Most rows are a warp's each; those of which more is to be found are all warps', one after the other.
   const uint32_t all = active_rows(c), more = rows_with(c, variant::row_flag::CHANGED | variant::row_flag::LOGPROBS);
   each_row_by_warp(c, all & ~more, [&](int row) {
@@ -66,6 +64,7 @@ __device__ __forceinline__ void sample_stats(Consumer& c, const isa::Descriptor&
     if (c.thread == 0) tell_best(stats[row], best);
     if (flags & variant::row_flag::LOGPROBS) weigh_raw(c, own, row, &stats[row]);
   });
+  if (c.thread == 0) claim_message(c.s, c.sequence);
   ptx::shared_before_bulk();
   c.meet_all();
   send_records(c, task, stats, sizeof(isa::Stat));
