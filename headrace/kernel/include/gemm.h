@@ -1,9 +1,12 @@
 // Tiles of output rows: activations of all rows in registers, weights from the ring, sums across warps.
 //
-// In mma.sync.m16n8k16 the weights are the 16-row operand and eight rows of activations the other. A lane's 16 bytes
-// of weights x, y, z, w (8 columns of one row) are that operand just as they are loaded, if the tensor core takes x, z
-// for row g and y, w for row g + 8: then one product with the activations' X, Z is right in its upper half, and one
-// with Y, W in its lower half. The other halves are thrown away: arithmetic is free here, registers are not.
+// In mma.sync.m16n8k16 one operand has 16 rows and the other eight. A lane's 16 bytes of weights x, y, z, w (8 columns of one
+// row) are multiplied in two products, x, z in one and y, w in the other, whichever operand they are:
+// Up to eight rows of activations are the narrow operand. The weights are the wide one just as they are loaded, if the
+// tensor core takes x, z for row g and y, w for row g + 8: so the product with the activations' X, Z is right in its upper
+// half, and the one with Y, W in its lower half. The other halves are thrown away: registers are short, arithmetic is not.
+// Sixteen rows of activations are the wide operand, and nothing is thrown away: products cost power, and at 16 rows a GPU
+// that runs out of it slows down.
 //
 // A tile is 8 rows of weights and all K columns, in blocks of 32 columns (headrace/step/layout.py). The warps that
 // share a tile take its blocks in turn: of each page, block b goes to warp b % 8 of eight, or to warp b % 4 of four.
@@ -35,7 +38,7 @@ struct Columns {
 };
 
 // A warp's columns of the activations: lane 4g + c has 8 columns of row g in each of the warp's blocks, and of row
-// g + 8 where the rows are many. In the order X, Z, Y, W when they are multiplied, so that operands are neighbours.
+// g + 8 where the rows are many. When they are multiplied operands are neighbours: see `arrange`.
 template <int K>
 struct Activations {
   static constexpr bool IN_REGISTERS = true;
@@ -43,10 +46,10 @@ struct Activations {
   uint4 low[Columns<K>::PAGES * Columns<K>::OWN];
   uint4 high[WIDE ? Columns<K>::PAGES * Columns<K>::OWN : 1];
 
-  // Of rows from 8 n on, in the warp's i-th block of a page.
-  __device__ __forceinline__ const uint4& at(const Consumer&, int page, int i, int n) const {
+  // For the warp's i-th block of a page; where the rows are many, for one of its two products.
+  __device__ __forceinline__ const uint4& at(const Consumer&, int page, int i, int product = 0) const {
     const int j = page * Columns<K>::OWN + i;
-    return n ? high[WIDE ? j : 0] : low[j];
+    return product ? high[WIDE ? j : 0] : low[j];
   }
 };
 
@@ -97,7 +100,7 @@ struct Staged {
   const uint8_t* from;
 
   // Whatever lanes have whose row there is not: their results are nobody's.
-  __device__ __forceinline__ uint4 at(const Consumer& c, int page, int i, int) const {
+  __device__ __forceinline__ uint4 at(const Consumer& c, int page, int i) const {
     const int block = page * Columns<K>::PER_PAGE + i * TILE_WARPS + c.part();
     return *reinterpret_cast<const uint4*>(from + staged_at(block * 4 + (c.lane() & 3), (c.lane() >> 2) % ROWS));
   }
@@ -106,24 +109,30 @@ struct Staged {
 // Eight columns in the order in which they are multiplied.
 __device__ __forceinline__ uint4 arranged(const uint4& fetched) { return make_uint4(fetched.x, fetched.z, fetched.y, fetched.w); }
 
-// Fetched activations in that order, once and for all: the assembler would rather do it anew for every product.
+// Fetched activations in the order in which they are multiplied, once and for all: the assembler would rather do it anew for
+// every product. Where the rows are many, `low` becomes the operand of x, z, and `high` that of y, w.
 template <int K>
 __device__ __forceinline__ void arrange(const Activations<K>& fetched, Activations<K>& a) {
-  constexpr int COUNT = Columns<K>::PAGES * Columns<K>::OWN;
+  constexpr bool FEW = Columns<K>::REGISTERS <= 64;
+  auto moved = [](uint32_t word) { return FEW ? ptx::settled(word) : word; };
 #pragma unroll
-  for (int j = 0; j < COUNT; j++) {
+  for (int j = 0; j < Columns<K>::PAGES * Columns<K>::OWN; j++) {
     // Read whole before it is written: both may be the same.
-    constexpr bool FEW = Columns<K>::REGISTERS <= 64;
-    a.low[j] = FEW ? ptx::settled(arranged(fetched.low[j])) : arranged(fetched.low[j]);
-    if constexpr (WIDE) a.high[j] = FEW ? ptx::settled(arranged(fetched.high[j])) : arranged(fetched.high[j]);
+    const uint4 low = fetched.low[j], high = fetched.high[WIDE ? j : 0];
+    if constexpr (WIDE) {
+      a.low[j] = make_uint4(low.x, moved(high.x), low.z, moved(high.z));
+      a.high[j] = make_uint4(moved(low.y), high.y, moved(low.w), high.w);
+    } else {
+      a.low[j] = make_uint4(low.x, moved(low.z), moved(low.y), low.w);
+    }
   }
 }
 
-// Sums of a tile half (8 rows of weights): [rows of activations from 8n on][half of the pages' blocks][X and Z, or Y
-// and W]. Where there are eight warps a page has but one half.
+// Sums of a tile half (8 rows of weights): [half of the pages' blocks][x and z, or y and w]. Where there are eight warps a
+// page has but one half.
 struct Sums {
   static constexpr int EIGHTS = WIDE ? 2 : 1, PARTS = WIDE ? 1 : 2;
-  float value[EIGHTS][PARTS][2][4];
+  float value[PARTS][2][4];
 };
 
 // Put the input of a down projection into Shared::input: `count` groups of eight columns of a row, as they follow one
@@ -146,15 +155,14 @@ __device__ __forceinline__ void stage(Consumer& c, const uint8_t* from, int coun
   c.meet_all();
 }
 
-// Multiply 8 rows of weights, whose pages are the next in the ring, with Activations or Staged ones. Only rows in `users`
-// need a result.
+// Multiply 8 rows of weights, whose pages are the next in the ring, with Activations or Staged ones.
 template <int K, typename Input>
-__device__ __forceinline__ Sums multiply(Consumer& c, RingPlace& ring, const Input& a, uint32_t users = ~0u) {
+__device__ __forceinline__ Sums multiply(Consumer& c, RingPlace& ring, const Input& a) {
   using C = Columns<K>;
   constexpr int HELD = Input::HELD, PAGES_TOGETHER = Input::IN_REGISTERS ? C::PAGES : 1;
   Sums sums;
 #pragma unroll
-  for (int n = 0; n < Sums::EIGHTS * Sums::PARTS * 2 * 4; n++) (&sums.value[0][0][0][0])[n] = 0;
+  for (int n = 0; n < Sums::PARTS * 2 * 4; n++) (&sums.value[0][0][0])[n] = 0;
 #pragma unroll PAGES_TOGETHER
   for (int page = 0; page < C::PAGES; page++) {
     wait_barrier(c.s, &c.s.page_full[ring.slot], ring.parity(), Waited::PAGE_LANDED, ring.slot);
@@ -169,13 +177,14 @@ __device__ __forceinline__ Sums multiply(Consumer& c, RingPlace& ring, const Inp
 #pragma unroll
       for (int i = 0; i < HELD && begin + i < C::OWN; i++) {
         if (!has_block<K>(c, begin + i)) continue;
-        const int part = WIDE ? 0 : (begin + i) & 1;
-#pragma unroll
-        for (int n = 0; n < Sums::EIGHTS; n++) {
-          if (WIDE && !(users >> 8 * n & 0xff)) continue;
-          const uint4 x = a.at(c, page, begin + i, n);
-          ptx::multiply_add(sums.value[n][part][0], b[i].x, b[i].y, b[i].z, b[i].w, x.x, x.y);
-          ptx::multiply_add(sums.value[n][part][1], b[i].x, b[i].y, b[i].z, b[i].w, x.z, x.w);
+        if constexpr (WIDE) {
+          ptx::multiply_add(sums.value[0][0], a.at(c, page, begin + i, 0), b[i].x, b[i].z);
+          ptx::multiply_add(sums.value[0][1], a.at(c, page, begin + i, 1), b[i].y, b[i].w);
+        } else {
+          const int part = (begin + i) & 1;
+          const uint4 x = a.at(c, page, begin + i);
+          ptx::multiply_add(sums.value[part][0], b[i], x.x, x.y);
+          ptx::multiply_add(sums.value[part][1], b[i], x.z, x.w);
         }
       }
     }
@@ -190,8 +199,8 @@ struct Results {
   float2 value[Sums::EIGHTS];
 };
 
-// A lane's part of a tile, before it is added to the other warps': it has row g of the weights, and rows 2c and 2c + 1 of
-// the activations.
+// A lane's part of a tile, before it is added to the other warps'. Few rows: rows 2c and 2c + 1 of the activations, output g.
+// Many: row g or g + 8, outputs 2c and 2c + 1.
 struct Part {
   float2 value[Sums::EIGHTS][Sums::PARTS];
 
@@ -201,8 +210,9 @@ struct Part {
     for (int n = 0; n < Sums::EIGHTS; n++)
 #pragma unroll
       for (int part = 0; part < Sums::PARTS; part++) {
-        const auto& v = sums.value[n][part];
-        value[n][part] = make_float2(v[0][0] + v[1][2], v[0][1] + v[1][3]);
+        const auto& v = sums.value[part];
+        const int first = 2 * n, second = WIDE ? first : 2;
+        value[n][part] = make_float2(v[0][first] + v[1][second], v[0][first + 1] + v[1][second + 1]);
       }
   }
 };
@@ -223,14 +233,17 @@ __device__ __forceinline__ Turn begin_turn(Consumer& c) {
   return turn;
 }
 
+// Where an output of a row is in a partial sum: the two that a lane has are neighbours.
+__device__ __forceinline__ int sum_at(int row, int output) { return WIDE ? row * isa::TILE_ROWS + output : output * SUM_ROWS + row; }
+
 // Part `place` of the two that a turn has room for.
 __device__ __forceinline__ void leave_part(Consumer& c, const Turn& turn, int place, const Part& part) {
 #pragma unroll
   for (int n = 0; n < Sums::EIGHTS; n++) {
     float2 sum = part.value[n][0];
     if constexpr (Sums::PARTS == 2) sum = make_float2(sum.x + part.value[n][1].x, sum.y + part.value[n][1].y);
-    const int row = (c.lane() & 3) * 2;
-    if (row < SUM_ROWS) *reinterpret_cast<float2*>(&c.s.sums[turn.which][c.warp()][place * Sums::EIGHTS + n][(c.lane() >> 2) * SUM_ROWS + row]) = sum;
+    const int g = c.lane() >> 2, two = (c.lane() & 3) * 2, at = WIDE ? sum_at(g, two) : sum_at(two, g);
+    if (WIDE || two < SUM_ROWS) *reinterpret_cast<float2*>(&c.s.sums[turn.which][c.warp()][place * Sums::EIGHTS + n][at]) = sum;
   }
 }
 
@@ -252,7 +265,7 @@ __device__ __forceinline__ Results added_up(const Consumer& c, const Turn& turn,
     float total[2];
 #pragma unroll
     for (int e = 0; e < 2; e++) {
-      const int at = (output + e) * SUM_ROWS + row;
+      const int at = sum_at(row, output + e);
       float q[4];
 #pragma unroll
       for (int w = 0; w < 4; w++) {

@@ -182,9 +182,10 @@ __device__ __forceinline__ void normalize_own(Consumer& c, const NormWeights<K>&
     if (!has_block<K>(c, j % C::OWN)) continue;
     const int block = j / C::OWN * C::PER_PAGE + j % C::OWN * TILE_WARPS + c.part();
     const EightWeights of_block(weights.from + (block * 4 + (c.lane() & 3)) * 8);
-    a.low[j] = arranged(normalized(a.low[j], of_block, low));
-    if constexpr (WIDE) a.high[j] = arranged(normalized(a.high[j], of_block, high));
+    a.low[j] = normalized(a.low[j], of_block, low);
+    if constexpr (WIDE) a.high[j] = normalized(a.high[j], of_block, high);
   }
+  arrange<K>(a, a);
 }
 
 // norm(X) of all rows. For all consumers; they met at the task's start, after their last use of what is overwritten here.

@@ -196,13 +196,12 @@ __device__ __forceinline__ void store_to_host(int32_t* to, int32_t value) {
 
 // ---- tensor cores ----
 
-// d += a b for 16 rows: lane 4g + c holds rows g (a0, a2; d0, d1) and g + 8 (a1, a3; d2, d3).
-__device__ __forceinline__ void multiply_add(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
-                                             uint32_t b0, uint32_t b1) {
+// d += a b for 16 rows: lane 4g + c holds rows g (a.x, a.z; d0, d1) and g + 8 (a.y, a.w; d2, d3).
+__device__ __forceinline__ void multiply_add(float (&d)[4], const uint4& a, uint32_t b0, uint32_t b1) {
   asm volatile(
       "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+      : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
 }
 
 // ---- threads ----
@@ -214,11 +213,9 @@ __device__ __forceinline__ void store_shared(uint32_t to_shared, uint32_t value)
 // Keep the compiler from working out ahead of a loop all that depends on this value.
 __device__ __forceinline__ void forget(uint32_t& value) { asm volatile("" : "+r"(value)); }
 
-// A copy with its middle words in registers of their own, which the assembler does not take for those they came from.
+// A copy in a register of its own, which the assembler does not take for the one it came from.
 __device__ __constant__ uint32_t all_bytes = 0x3210;
-__device__ __forceinline__ uint4 settled(const uint4& value) {
-  return make_uint4(value.x, __byte_perm(value.y, 0, all_bytes), __byte_perm(value.z, 0, all_bytes), value.w);
-}
+__device__ __forceinline__ uint32_t settled(uint32_t word) { return __byte_perm(word, 0, all_bytes); }
 
 // Meet the other threads (`count` in all) that name this barrier.
 __device__ __forceinline__ void meet(int barrier, int count) {

@@ -91,9 +91,9 @@ inline float low_half(uint32_t word) { return __uint_as_float(word << 16); }
 inline float high_half(uint32_t word) { return __uint_as_float(word & 0xffff0000u); }
 
 // Sum k of 16 products in order, each rounded to float32: a tensor core rounds otherwise, within the same bounds.
-inline void multiply_add(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1) {
+inline void multiply_add(float (&d)[4], const uint4& own, uint32_t b0, uint32_t b1) {
   const auto both = [](uint32_t low, uint32_t high) { return static_cast<uint64_t>(high) << 32 | low; };
-  const Words* all = exchange_in_warp({{both(a0, a2), both(a1, a3), both(b0, b1)}});
+  const Words* all = exchange_in_warp({{both(own.x, own.z), both(own.y, own.w), both(b0, b1)}});
   const int row = own_lane() / 4, column = own_lane() % 4 * 2;
   for (int n = 0; n < 4; n++) {
     const Words *a = all + row * 4, *b = all + (column + n % 2) * 4;
@@ -114,7 +114,7 @@ inline void store_shared_release(uint32_t to_shared, uint32_t value) {
 }
 inline void store_shared(uint32_t to_shared, uint32_t value) { *at_address<uint32_t>(to_shared) = value; }
 inline void forget(uint32_t&) {}
-inline uint4 settled(const uint4& value) { return value; }
+inline uint32_t settled(uint32_t word) { return word; }
 inline void meet(int barrier, int count) { meet_in_block(barrier, count, true); }
 inline void meet_no_wait(int barrier, int count) { meet_in_block(barrier, count, false); }
 template <int REGISTERS>

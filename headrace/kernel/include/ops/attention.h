@@ -22,8 +22,8 @@ struct Attention {
 // and z, w for row g + 8. So with X, Y the product is right in its upper half, and with Z, W in its lower half, and no register
 // has to be moved; the other halves are thrown away.
 __device__ __forceinline__ void split_product(float (&sums)[2][4], const uint4& rows, const uint4& other) {
-  ptx::multiply_add(sums[0], rows.x, rows.y, rows.z, rows.w, other.x, other.y);
-  ptx::multiply_add(sums[1], rows.x, rows.y, rows.z, rows.w, other.z, other.w);
+  ptx::multiply_add(sums[0], rows, other.x, other.y);
+  ptx::multiply_add(sums[1], rows, other.z, other.w);
 }
 
 // The group that is at an item, and this warp's place in it: block `part / 2` of a round, half `part & 1` of that, and

@@ -21,12 +21,18 @@ __device__ __forceinline__ void normalize_weights(Consumer& c) {
 constexpr int OWN_TILES = (variant::RESIDUAL_TILES + TILE_GROUPS - 1) / TILE_GROUPS;
 constexpr int TOGETHER = OWN_TILES > 1 ? 2 : 1;  // that are added up across warps at once
 
+// Of the rows that a lane's part of a tile is of.
+__device__ __forceinline__ float2 weights_of(const float (&weights)[ROWS], int lane, int n) {
+  if constexpr (WIDE) return make_float2(weights[8 * n + (lane >> 2)], weights[8 * n + (lane >> 2)]);
+  if constexpr (ROWS == 1) return make_float2(weights[0], 0);
+  return *reinterpret_cast<const float2*>(weights + (lane & 3) * 2 % ROWS);
+}
+
 // Add an expert's part of a tile, weighed. A row that is not routed to it adds nothing, whatever the product is.
 __device__ __forceinline__ void add_weighed(const Consumer& c, const float (&weights)[ROWS], const Part& expert, Part& total) {
-  const int row = (c.lane() & 3) * 2;
 #pragma unroll
   for (int n = 0; n < Sums::EIGHTS; n++) {
-    const float2 weight = ROWS == 1 ? make_float2(weights[0], 0) : *reinterpret_cast<const float2*>(weights + (8 * n + row) % ROWS);
+    const float2 weight = weights_of(weights, c.lane(), n);
 #pragma unroll
     for (int part = 0; part < Sums::PARTS; part++) {
       const float2 v = expert.value[n][part];
@@ -47,7 +53,7 @@ __device__ __forceinline__ void add_expert(Consumer& c, const isa::Descriptor& t
     if (index >= task.tile_count) break;
     if (c.owns_tile(index)) {
       RingPlace ring = c.ring;
-      add_weighed(c, route.weight[slot], Part(multiply<K>(c, ring, a, route.users[slot])), totals[index / TILE_GROUPS]);
+      add_weighed(c, route.weight[slot], Part(multiply<K>(c, ring, a)), totals[index / TILE_GROUPS]);
     }
     c.ring.advance(Columns<K>::PAGES);
   }
