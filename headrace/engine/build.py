@@ -126,6 +126,11 @@ def size_pool(
     return sizes_for(blocks), context
 
 
+def pool_tokens(sizes: Mapping[KVGroup, int]) -> int:
+    """How many tokens a pool of so many blocks holds: those of its full layers, which have the most."""
+    return max(sizes.values()) * BLOCK_TOKENS
+
+
 def assemble_engine(
     *,
     backend: DecodeBackend,
@@ -202,7 +207,7 @@ def told_unpacked(
     sizes, context = size_pool(config, options, available=available(taken), dtype=dtype)
     largest, _ = size_pool(config, options, available=available(without), dtype=dtype)
     pool = sum(blocks * block_bytes(config, group, dtype.itemsize) for group, blocks in sizes.items())
-    tokens, most = (max(blocks.values()) * BLOCK_TOKENS for blocks in (sizes, largest))
+    tokens, most = pool_tokens(sizes), pool_tokens(largest)
     return (
         f"{layers} of {config.num_layers} layers stay unpacked for prompts, in {own:.1f} GiB; the KV cache "
         f"has {pool / 2**30:.1f} GiB for {tokens:,} tokens, {most - tokens:,} fewer than without them, and "

@@ -11,11 +11,10 @@ from functools import partial
 
 import torch
 
-from headrace.engine.build import available_memory, size_pool
+from headrace.engine.build import available_memory, pool_tokens, size_pool
 from headrace.engine.decode import kernel_obstacle
 from headrace.engine.options import EngineOptions, OptionError
 from headrace.model.config import ModelConfig
-from headrace.model.memory import kv_bytes
 from headrace.step.packed_model import scratch_bytes
 
 LONG_CONTEXT = 65536  # tokens of a conversation of a coding agent that has gone on for long
@@ -75,8 +74,8 @@ def fitting_layers(
     """How many layers stay unpacked where nobody says: the most for which all of this holds, or 0.
 
     - They fit into half of the memory that the KV pool could have without them.
-    - Beside them the pool has what `max_sequences` sequences of LONG_CONTEXT tokens hold while they are
-      decoded, or of as many tokens as a context has. What the prefix cache keeps of others is not counted.
+    - The pool that `size_pool` makes beside them holds `max_sequences` times LONG_CONTEXT tokens, or as many
+      times a context's where that is shorter, in the blocks of its full layers.
     - No context gets shorter.
     - A pool of `kv_memory` bytes, where that was asked for, fits beside them, whatever it can hold.
 
@@ -84,31 +83,29 @@ def fitting_layers(
     """
     without = scratch_bytes(config, 0, dtype)
     most = available(without)
-    context = _context(config, options, most, dtype)
+    _, context = _pool(config, options, most, dtype)
     if not context:
         return 0  # the engine cannot be built: building it says why
-    needed = options.kv_memory
-    if needed is None:
-        needed = options.max_sequences * kv_bytes(config, min(context, LONG_CONTEXT), dtype)
+    needed = options.max_sequences * min(context, LONG_CONTEXT)
 
     def fits(layers: int) -> bool:
         taken = scratch_bytes(config, layers, dtype)
         left = available(taken + (layers + 2) * ROUNDING)
-        return (
-            taken - without <= most // 2
-            and left >= needed
-            and _context(config, options, left, dtype) == context
-        )
+        tokens, longest = _pool(config, options, left, dtype)
+        enough = tokens >= needed if options.kv_memory is None else left >= options.kv_memory
+        return taken - without <= most // 2 and enough and longest == context
 
     return max((layers for layers in range(1, config.num_layers + 1) if fits(layers)), default=0)
 
 
-def _context(config: ModelConfig, options: EngineOptions, available: int, dtype: torch.dtype) -> int:
-    """The longest context with a pool of so many bytes, or of `kv_memory`; 0: it cannot hold one."""
+def _pool(config: ModelConfig, options: EngineOptions, available: int, dtype: torch.dtype) -> tuple[int, int]:
+    """Tokens that a pool of so many bytes, or of `kv_memory`, holds, and its longest context; 0, 0 if it
+    cannot hold one."""
     try:
-        return size_pool(config, options, available=available, dtype=dtype)[1]
+        sizes, context = size_pool(config, options, available=available, dtype=dtype)
     except OptionError:
-        return 0
+        return 0, 0
+    return pool_tokens(sizes), context
 
 
 def _check_room(
@@ -126,7 +123,7 @@ def _check_room(
     def fits(layers: int) -> bool:
         left = available(scratch_bytes(config, layers, dtype))
         enough = options.kv_memory is None or options.kv_memory <= left
-        return enough and _context(config, options, left, dtype) > 0
+        return enough and _pool(config, options, left, dtype)[1] > 0
 
     if not count or fits(count):
         return

@@ -10,10 +10,12 @@ import torch
 
 from headrace import load as loading
 from headrace.cli.info import _unpacked
-from headrace.engine.build import told_unpacked
+from headrace.engine.build import available_memory, size_pool, told_unpacked
 from headrace.engine.options import EngineOptions
 from headrace.engine.unpacked import fitting_layers, unpacked_layers
 from headrace.load import load
+from headrace.model.config import KVGroup
+from headrace.model.memory import kv_bytes
 from headrace.model.presets import NORTH_MINI_CODE
 from headrace.model.transformer import Model
 from headrace.step.pack import PackedWeights
@@ -26,7 +28,8 @@ PAGES = 56.8 * GIB  # of packed weights: all matrices, 56.78 GiB
 LAYER = 2 * (128 * 3 * 2048 * 768 + 72 * 128 * 2048 + 128 * 2048)
 ROUNDED = 2 * 2**20  # of each piece of memory: that of every layer, and of two that take turns
 FULL_BLOCK, SLIDING_BLOCK = (2 * 64 * 4 * 128 * 2 * layers for layers in (13, 36))
-LONG = 1024 * FULL_BLOCK + 65 * SLIDING_BLOCK  # 65,536 tokens; a window of 4,096 touches 65 blocks
+WINDOWS = 16 * (64 + 2 + 1)  # blocks of 16 windows of 4,096: with what each begins and ends in, and 16 steps
+TAILS = 2 * 65  # blocks of the sliding layers that the prefix cache has for every 32,768 tokens
 
 
 def left_of(memory: int) -> Callable[[int], int]:
@@ -52,17 +55,20 @@ def test_half_of_the_pool_is_the_most_that_they_take() -> None:
 
 
 def test_long_conversations_of_all_sequences_come_first() -> None:
-    """16 of 65,536 tokens, 30.6 GiB. By half of the pool, 28.9 GB, 23 layers would fit."""
-    assert 16 * LONG == 32_824_623_104
-    memory = beside(20, 16 * LONG)
+    """16 of 65,536 tokens: 16,384 blocks of the full layers. The sliding ones have 16 windows, eight blocks
+    for a chunk of 512, one that it begins in, and 32 times two tails. By half of the pool, 38.8 GB, 31 layers
+    would fit."""
+    needed = 16384 * FULL_BLOCK + (WINDOWS + 8 + 1 + 32 * TAILS) * SLIDING_BLOCK
+    assert needed == 52_647_428_096
+    memory = beside(20, needed)
     assert fitting(memory) == 20
     assert fitting(memory - 1) == 19
-    assert fitting(memory, max_sequences=8) == 23
+    assert fitting(memory, max_sequences=8) == 31
 
 
 def test_shorter_contexts_need_less() -> None:
-    """16 of 32,768 tokens: 512 blocks of the full layers each, and a window as before."""
-    needed = 16 * (512 * FULL_BLOCK + 65 * SLIDING_BLOCK)
+    """16 of 32,768 tokens: 512 blocks of the full layers each; windows and a chunk as before, half the tails."""
+    needed = 16 * 512 * FULL_BLOCK + (WINDOWS + 8 + 1 + 16 * TAILS) * SLIDING_BLOCK
     memory = beside(12, needed)
     assert fitting(memory, max_context=32768) == 12
     assert fitting(memory - 1, max_context=32768) == 11
@@ -95,18 +101,63 @@ def test_no_more_than_there_are_and_none_without_room() -> None:
     assert fitting(10**15, kv_memory=2**20) == 0, "the engine says what is wrong when it is built"
 
 
-@pytest.mark.parametrize(("total", "layers"), [(139.8, 31), (94.0, 0), (79.2, 0)])
+def on_a_gpu(monkeypatch: pytest.MonkeyPatch, total: float, *, pages: bool = True) -> None:
+    """Half a GiB is CUDA's, and so much is taken by `pages`."""
+    free = int((total - 0.5) * GIB - (PAGES if pages else 0))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, int(total * GIB)))
+
+
+@pytest.mark.parametrize(("total", "layers"), [(139.8, 21), (94.0, 0), (79.2, 0)])
 @pytest.mark.parametrize("loaded", [True, False])
 def test_an_h200_has_room_and_a_gpu_of_80_gigabytes_keeps_its_pool(
     total: float, layers: int, loaded: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Half a GiB is CUDA's. On the H200 82.5 are free, 80.2 beside two layers; the pool gets nine tenths,
-    72.1, and half of that are 31.08 layers. The others have 30.9 and 17.6 at most, for 30.6 and one layer."""
-    free = int((total - 0.5) * GIB - (PAGES if loaded else 0))
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, int(total * GIB)))
+    """On the H200 82.5 GiB are free, 80.2 beside two layers. A layer takes 1.1626, 21 of them leave 55.76. The
+    pool gets nine tenths, 50.18. By half of it without them 31 would fit.
+
+    16 times 65,536 tokens are 16,384 blocks of the full layers, 26 GiB, beside 1,072 + 257 + 32 * 130 of the
+    sliding ones with a chunk of 16,384, 24.12: the 22nd is too much. The others have 30.9 and 17.6 at most.
+    """
+    on_a_gpu(monkeypatch, total, pages=loaded)
     to_come = 0 if loaded else int(PAGES)
     found = unpacked_layers(EngineOptions(), NORTH_MINI_CODE, device=GPU, dtype=DTYPE, to_come=to_come)
     assert found == layers
+
+
+def tokens_beside(layers: int, options: EngineOptions) -> int:
+    """What the full layers of the pool hold that is made on the GPU once so many layers are there."""
+    taken = (layers + 2) * (LAYER + ROUNDED)
+    left = available_memory(NORTH_MINI_CODE, options, device=GPU, dtype=DTYPE, taken=taken)
+    sizes, _ = size_pool(NORTH_MINI_CODE, options, available=left, dtype=DTYPE)
+    return sizes[KVGroup.FULL] * 64
+
+
+@pytest.mark.parametrize("sequences", [4, 12, 16, 20])
+@pytest.mark.parametrize("context", [None, 100_000, 20_000])
+@pytest.mark.parametrize("cache", [True, False])
+def test_the_pool_that_is_made_has_the_tokens_of_all_sequences(
+    sequences: int, context: int | None, cache: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One layer more would break that, or take more than half: 31.08 layers."""
+    on_a_gpu(monkeypatch, 139.8)
+    options = EngineOptions(max_sequences=sequences, max_context=context, prefix_cache=cache)
+    layers = unpacked_layers(options, NORTH_MINI_CODE, device=GPU, dtype=DTYPE)
+    options, needed = (
+        options.on_gpu(torch.cuda.mem_get_info(GPU)[1]),
+        sequences * min(context or 65536, 65536),
+    )
+    assert layers > 0
+    assert tokens_beside(layers, options) >= needed
+    assert layers == 31 or tokens_beside(layers + 1, options) < needed
+
+
+def test_what_sequences_hold_while_they_are_decoded_would_be_too_little(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """16 of 65,536 tokens hold 30.6 GiB, 31 layers leave 38.7: but a third of that is for cached tails."""
+    on_a_gpu(monkeypatch, 139.8)
+    assert 16 * kv_bytes(NORTH_MINI_CODE, 65536, DTYPE) < 30.6 * GIB
+    assert tokens_beside(31, EngineOptions().on_gpu(140 * GIB)) < 16 * 65536
 
 
 def test_a_cpu_has_none_unless_one_says_so() -> None:
@@ -151,9 +202,9 @@ def test_one_is_told_what_they_cost() -> None:
 
 
 def test_info_tells_it_of_the_memory_that_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (int(139.3 * GIB), int(139.8 * GIB)))
+    on_a_gpu(monkeypatch, 139.8, pages=False)
     told = _unpacked(NORTH_MINI_CODE, GPU, DTYPE)
-    assert told.startswith("31 of 49 layers stay unpacked")
-    assert "the KV cache has 38.7 GiB" in told, "of 44.2; 5.5 are for passes over 16,384 tokens"
+    assert told.startswith("21 of 49 layers stay unpacked for prompts, in 24.4 GiB")
+    assert "the KV cache has 50.1 GiB for 1,048,576 tokens" in told, "16 of 65,536"
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (79 * GIB, 80 * GIB))
     assert _unpacked(NORTH_MINI_CODE, GPU, DTYPE).startswith("No layers")
