@@ -22,6 +22,7 @@ from headrace.cli.info import HOPPER, Machine, _verdict, size
 from headrace.cli.options import EngineFlags, parse_size
 from headrace.client import Client, Piece
 from headrace.engine.engine import Engine
+from headrace.engine.interpreter import SWITCH_INTERVAL
 from headrace.engine.options import EngineOptions
 from tests.server.scripted import REPLY, Scripted, scripted_server
 
@@ -273,6 +274,16 @@ def test_a_server_has_rehearsed_before_it_listens(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(console, "configure_server_logging", lambda **_: None)
     assert headrace("serve", *SYNTHETIC, "--port", str(_free_port())).exit_code == 0
     assert done == ["rehearsed", "listens"]
+
+
+def test_a_server_has_the_interpreter_settled_while_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[float] = []
+    monkeypatch.setattr("headrace.server.run", lambda *_, **__: seen.append(sys.getswitchinterval()))
+    monkeypatch.setattr(console, "configure_server_logging", lambda **_: None)
+    before = sys.getswitchinterval()
+    assert headrace("serve", *SYNTHETIC, "--port", str(_free_port())).exit_code == 0
+    assert seen == [pytest.approx(SWITCH_INTERVAL)]
+    assert sys.getswitchinterval() == before
 
 
 def test_the_module_imports_no_torch_for_help() -> None:

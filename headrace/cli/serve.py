@@ -76,6 +76,7 @@ def serve(model: ModelFlags, engine: EngineFlags, listen: ListenFlags) -> None:
 
     Example: headrace serve smollm2 --port 8000
     """
+    from headrace.engine.interpreter import settled_interpreter
     from headrace.server import bind, create_app, run
 
     options = engine.options()
@@ -86,7 +87,8 @@ def serve(model: ModelFlags, engine: EngineFlags, listen: ListenFlags) -> None:
         with contextlib.closing(engine.build(loaded, options, rehearse=True)) as core:
             app = create_app(loaded, core, server_options)
             name = listen.served_name or loaded.name
-            run(app, socket, on_ready=lambda url: _announce(name, url, core.max_context))
+            with settled_interpreter():
+                run(app, socket, on_ready=lambda url: _announce(name, url, core.max_context))
 
 
 def _announce(name: str, url: str, context: int) -> None:

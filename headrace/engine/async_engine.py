@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gc
 import logging
-import sys
 import threading
 from collections.abc import Sequence
 
@@ -13,8 +11,6 @@ from headrace.engine.engine import Engine, EngineState, KVUse
 from headrace.engine.request import EngineDeadError, OutputSink, Request
 from headrace.model.constraint import Constraint
 from headrace.model.sampling import SamplingParams
-
-SWITCH_INTERVAL = 0.5e-3  # seconds
 
 logger = logging.getLogger(__name__)
 
@@ -120,7 +116,6 @@ class AsyncEngine:
         try:
             if self._rehearses:
                 self._engine.rehearse()
-                _settle()
             self._ready.set()
             while self._wait_for_work():
                 while not self._closed and self._engine.step():
@@ -140,15 +135,3 @@ class AsyncEngine:
                 self._wake.wait()
             self._work = False
             return not self._closed
-
-
-def _settle() -> None:
-    """Have the interpreter keep the engine's thread waiting for less, now that all is loaded.
-
-    Its collector would look through all that there is now and then, some 230,000 objects after the imports
-    alone: a tenth of a second in which nobody gets a token. And a thread that runs Python, as the server's
-    does for a large request, would let go of the interpreter only after 5 ms, each time that it gets it.
-    """
-    gc.collect()
-    gc.freeze()
-    sys.setswitchinterval(SWITCH_INTERVAL)

@@ -67,7 +67,7 @@ def test_long_conversations_of_all_sequences_come_first() -> None:
 
 
 def test_shorter_contexts_need_less() -> None:
-    """16 of 32,768 tokens: 512 blocks of the full layers each; windows and a chunk as before, half the tails."""
+    """16 of 32,768 tokens: 512 blocks of the full layers each; half the tails, the rest as before."""
     needed = 16 * 512 * FULL_BLOCK + (WINDOWS + 8 + 1 + 16 * TAILS) * SLIDING_BLOCK
     memory = beside(12, needed)
     assert fitting(memory, max_context=32768) == 12
@@ -112,8 +112,8 @@ def on_a_gpu(monkeypatch: pytest.MonkeyPatch, total: float, *, pages: bool = Tru
 def test_an_h200_has_room_and_a_gpu_of_80_gigabytes_keeps_its_pool(
     total: float, layers: int, loaded: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On the H200 82.5 GiB are free, 80.2 beside two layers. A layer takes 1.1626, 21 of them leave 55.76. The
-    pool gets nine tenths, 50.18. By half of it without them 31 would fit.
+    """On the H200 82.5 GiB are free, 80.2 beside two layers. A layer takes 1.1626, 21 of them leave 55.76.
+    The pool gets nine tenths, 50.18. By half of it without them 31 would fit.
 
     16 times 65,536 tokens are 16,384 blocks of the full layers, 26 GiB, beside 1,072 + 257 + 32 * 130 of the
     sliding ones with a chunk of 16,384, 24.12: the 22nd is too much. The others have 30.9 and 17.6 at most.
