@@ -122,3 +122,14 @@ class DecodeBackend(Protocol):
         self, rows: Sequence[DecodeRow], steps: int, interrupt: Interrupt
     ) -> Iterator[Sequence[Sampled | None]]:
         """Up to `steps` steps, one item each: what every row made, or None where the row had ended."""
+
+
+@runtime_checkable
+class RehearsingSteps(DecodeBackend, Protocol):
+    """A decode backend whose first steps take longer than later ones, unless they are rehearsed."""
+
+    def rehearse_steps(self) -> None:
+        """Have all loaded and allocated that steps need, of any number of rows and however they are sampled.
+
+        To be called after `prepare`, by the thread that will run them, and while nobody holds a block.
+        """

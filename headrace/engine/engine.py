@@ -15,7 +15,13 @@ from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
-from headrace.engine.backend import DecodeBackend, Prefiller, Rehearsing, takes_constraints
+from headrace.engine.backend import (
+    DecodeBackend,
+    Prefiller,
+    Rehearsing,
+    RehearsingSteps,
+    takes_constraints,
+)
 from headrace.engine.filling import Filling
 from headrace.engine.request import (
     ConstraintError,
@@ -179,7 +185,10 @@ class Engine:
     # The engine's thread.
 
     def rehearse(self) -> None:
-        """Have the first prompts take no longer than later ones, and learn what they cost."""
+        """Have the first prompts and steps take no longer than later ones, and learn what prompts cost."""
+        # Steps come first: prompts then find out whether what memory is left is enough for the largest pass.
+        if isinstance(self._backend, RehearsingSteps):
+            self._backend.rehearse_steps()
         pace = self._scheduler.pace
         if isinstance(self._prefiller, Rehearsing):
             for tokens, seconds in self._prefiller.rehearse(tokens=pace.most, context=self.max_context):

@@ -25,6 +25,8 @@ class Kernels(Protocol):
 
     def prepare(self) -> None: ...
 
+    def rehearse(self) -> None: ...
+
     def launcher(self, rows: int) -> Launches: ...
 
 
@@ -46,6 +48,10 @@ class KernelBackend:
     def prepare(self) -> None:
         """Compile the kernels, or take them from the cache."""
         self._kernels.prepare()
+
+    def rehearse_steps(self) -> None:
+        """As `headrace.engine.backend.RehearsingSteps` says."""
+        self._kernels.rehearse()
 
     def run(
         self, rows: Sequence[DecodeRow], steps: int, interrupt: Interrupt

@@ -103,7 +103,7 @@ class RowInputs:
             self._history.ran(index, row, length, made[index])
 
     def forget(self) -> None:
-        """The launch failed: nothing that it left on the device may be relied on."""
+        """Nothing that launches have left on the device may be relied on, as after one that failed."""
         self._history.forget()
 
     def _fill_mask(self, index: int, row: LaunchRow) -> None:

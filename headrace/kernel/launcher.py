@@ -116,6 +116,10 @@ class Launcher:
         self.buffer(Buffer.HISTOGRAM).copy_(kept)
         torch.cuda.synchronize()
 
+    def forget(self) -> None:
+        """Have no later launch go on with what is known of sequences so far, between launches."""
+        self._inputs.forget()
+
     def launch(
         self, rows: Sequence[LaunchRow | None], steps: int, stop: Callable[[], bool] = lambda: False
     ) -> Iterator[list[int | None]]:

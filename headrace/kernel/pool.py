@@ -8,6 +8,7 @@ import torch
 
 from headrace.kernel.build import build_all
 from headrace.kernel.launcher import Launcher
+from headrace.kernel.rehearsal import rehearse
 from headrace.kernel.variant import variant_of
 from headrace.model.kv import KVCache, blocks_for
 from headrace.step.isa import ROW_CAPACITIES
@@ -51,6 +52,13 @@ class KernelPool:
                     self._cache,
                     table_blocks=self._table_blocks,
                 )
+
+    def rehearse(self) -> None:
+        """Launch every kernel, so that later launches take no longer for being first ones.
+
+        To be called after `prepare`, while nobody holds a block.
+        """
+        rehearse(self._launchers, self._cache, self._weights.config.vocab_size)
 
     def launcher(self, rows: int) -> Launcher:
         """The smallest kernel that holds this many rows."""

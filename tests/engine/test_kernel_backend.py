@@ -65,9 +65,13 @@ def result(step: int, index: int) -> Sampled:
 class Kernels:
     calls: list[tuple[int, list[LaunchRow | None], int]] = field(default_factory=list)
     prepared: bool = False
+    rehearsed: bool = False
 
     def prepare(self) -> None:
         self.prepared = True
+
+    def rehearse(self) -> None:
+        self.rehearsed = True
 
     def launcher(self, rows: int) -> Kernels:
         self.calls.append((rows, [], 0))

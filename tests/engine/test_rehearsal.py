@@ -18,6 +18,7 @@ import torch
 from headrace.engine import build, rehearsal
 from headrace.engine.async_engine import AsyncEngine
 from headrace.engine.build import build_engine
+from headrace.engine.kernel_backend import KernelBackend
 from headrace.engine.options import GPU_CHUNK, SMALL_GPU_CHUNK, EngineOptions
 from headrace.engine.request import EngineDeadError
 from headrace.engine.torch_backend import TorchBackend
@@ -222,6 +223,58 @@ def test_an_engine_whose_rehearsal_fails_says_so_at_once(monkeypatch: pytest.Mon
     with pytest.raises(EngineDeadError, match="out of memory"):
         engine.start(rehearse=True)
     assert engine.dead
+
+
+class Kernels:
+    """Notes who rehearses them, and when."""
+
+    def __init__(self, done: list[str]) -> None:
+        self.done = done
+
+    def prepare(self) -> None:
+        self.done.append("prepared")
+
+    def rehearse(self) -> None:
+        self.done.append(f"steps on {threading.current_thread().name}")
+
+    def launcher(self, rows: int) -> NoReturn:
+        raise AssertionError("no request has come")
+
+
+def test_steps_are_rehearsed_before_prompts_and_before_an_engine_is_ready(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By the engine's thread; they count as nobody's."""
+    done: list[str] = []
+
+    class Prompts(Machine):
+        def rehearse(self, *, tokens: int, context: int) -> list[tuple[int, float]]:
+            done.append("prompts")
+            return []
+
+    monkeypatch.setattr("tests.engine.simulated.Machine", Prompts)
+    core, _ = machine(monkeypatch, layered=True)
+    core._backend = KernelBackend(Kernels(done), max_rows=16, max_steps=16)
+    engine = AsyncEngine(core)
+    fresh, state, use = replace(core.counters), core.state, core.kv_use
+    engine.start(rehearse=True)
+    assert engine.unready is None
+    assert done == ["steps on headrace-engine", "prompts"]
+    assert (core.counters, core.state, core.kv_use) == (fresh, state, use)
+    assert not core._scheduler.pace._cost.known
+    core.check()
+    engine.close()
+
+
+def test_an_engine_whose_kernels_cannot_be_launched_says_so_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Broken(Kernels):
+        def rehearse(self) -> None:
+            raise RuntimeError("the decode kernel gave up")
+
+    core, _ = machine(monkeypatch, layered=True)
+    core._backend = KernelBackend(Broken([]), max_rows=16, max_steps=16)
+    with pytest.raises(EngineDeadError, match="gave up"):
+        AsyncEngine(core).start(rehearse=True)
 
 
 class StopError(Exception):
