@@ -22,8 +22,8 @@ from headrace.step.oracle.rows import LaunchRow
 logger = logging.getLogger(__name__)
 
 GREEDY = SamplingParams(temperature=0)
-# Everything that sampling does, and has an array for. On the device these are 8 bytes a token of the
-# vocabulary and row: 65 MB for 31 rows, those of all capacities, of 262,144.
+# Everything that sampling does, and has an array for. On the device these are a little more than 8 bytes for
+# each token of the vocabulary and row: 66 MB for the 31 rows of all capacities and 262,144 tokens.
 EVERYTHING = SamplingParams(
     temperature=0.7,
     top_k=20,
