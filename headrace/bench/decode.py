@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import torch
 
 from headrace.bench.points import Point
+from headrace.bench.power import Power, Watch, nvidia_smi
 from headrace.model.config import KVGroup, ModelConfig
 from headrace.model.kv import NO_BLOCK, BlockTables, KVCache, block_bytes, blocks_for, first_visible_block
 from headrace.model.memory import weight_bytes
@@ -68,7 +69,8 @@ class Method:
 class Measured:
     """One setting's result.
 
-    `milliseconds` are a step's, one number a launch; `experts` are a step's over all layers.
+    `milliseconds` are a step's, one number a launch; `experts` are a step's over all layers. `power` is None
+    where nobody watched.
     """
 
     point: Point
@@ -77,6 +79,7 @@ class Measured:
     uniform: float
     read: StepBytes
     bandwidth: float
+    power: Power | None = None
 
     @property
     def median(self) -> float:
@@ -113,6 +116,9 @@ class Measured:
             "experts": round(self.experts, 2),
             "experts_if_uniform": round(self.uniform, 2),
             "share_of_limit": round(self.share, 4),
+            "sm_clock_mhz": None if self.power is None else round(self.power.sm_clock_mhz),
+            "power_w": None if self.power is None else round(self.power.watts, 1),
+            "power_limited": None if self.power is None else self.power.limited,
             "vllm_tokens_per_s": None,
         }
 
@@ -201,8 +207,12 @@ def measure(
     bandwidth: float,
     method: Method,
     clock: Callable[[], float] = time.perf_counter,
+    power: Callable[[float, float], Power | None] = lambda begin, end: None,
 ) -> Measured:
-    """Time one point. Raises BenchError if a launch did not make every token of every row."""
+    """Time one point. Raises BenchError if a launch did not make every token of every row.
+
+    `power` is asked about the time from one reading of `clock` to another: a `Watch`'s `between`.
+    """
     generator = random.Random(method.seed)
     experts: list[float] = []
     ends = [clock()]
@@ -229,6 +239,7 @@ def measure(
         uniform=uniform_experts(config, point.rows),
         read=_mean_bytes(config, point, method.steps, used),
         bandwidth=bandwidth,
+        power=power(timed[0], timed[-1]),
     )
 
 
@@ -269,23 +280,28 @@ def bench_decode(
     hopper()
     bandwidth = bandwidth or bandwidth_of(torch.cuda.get_device_name())
     check_room(config, points, method, torch.cuda.mem_get_info()[0])
-    weights = pack_synthetic(config, seed=method.seed, device="cuda", dtype=torch.bfloat16, progress=progress)
-    torch.cuda.empty_cache()
-    pool = Pool(config, points, method, "cuda")
-    kernels = KernelPool(
-        weights,
-        pool.cache,
-        max_rows=max(point.rows for point in points),
-        max_context=max(max(point.contexts) for point in points) + method.steps,
-        progress=tell,
-    )
-    kernels.prepare()
-    for point in points:
-        yield measure(
-            config,
-            point,
-            pool.tables(point),
-            kernels.launcher(point.rows),
-            bandwidth=bandwidth,
-            method=method,
+    # From here on, so that it looks well before the first point is timed.
+    with Watch(nvidia_smi(str(torch.cuda.get_device_properties().uuid))) as watch:
+        weights = pack_synthetic(
+            config, seed=method.seed, device="cuda", dtype=torch.bfloat16, progress=progress
         )
+        torch.cuda.empty_cache()
+        pool = Pool(config, points, method, "cuda")
+        kernels = KernelPool(
+            weights,
+            pool.cache,
+            max_rows=max(point.rows for point in points),
+            max_context=max(max(point.contexts) for point in points) + method.steps,
+            progress=tell,
+        )
+        kernels.prepare()
+        for point in points:
+            yield measure(
+                config,
+                point,
+                pool.tables(point),
+                kernels.launcher(point.rows),
+                bandwidth=bandwidth,
+                method=method,
+                power=watch.between,
+            )

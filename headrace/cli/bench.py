@@ -14,8 +14,10 @@ from headrace.cli.options import command
 if TYPE_CHECKING:
     from headrace.bench.compare import Results
     from headrace.bench.decode import Measured
+    from headrace.bench.power import Power
 
 bench_app = typer.Typer(help="Measure speed, and compare what was measured.", no_args_is_help=True)
+_LIMITED = "* At its power limit: the GPU lowered its clock, and one that stays cooler would be faster."
 
 
 def decode(
@@ -119,7 +121,16 @@ def table_of(measured: list[Measured], others: Results | None, title: str) -> Ta
     from headrace.bench.compare import merged
     from headrace.bench.points import name_of
 
-    table = Table(title=title, title_justify="left", title_style="bold", box=None)
+    table = Table(
+        title=title,
+        title_justify="left",
+        title_style="bold",
+        caption_justify="left",
+        caption_style="",
+        box=None,
+        pad_edge=False,
+        collapse_padding=True,  # one space between columns: 80 characters hold them
+    )
     columns = [
         "rows",
         "context",
@@ -131,7 +142,10 @@ def table_of(measured: list[Measured], others: Results | None, title: str) -> Ta
         "uniform",
         "of limit",
     ]
-    for heading in columns + (["vLLM", "ratio"] if others else []):
+    watched = any(result.power for result in measured)
+    if any(result.power and result.power.limited for result in measured):
+        table.caption = _LIMITED
+    for heading in columns + (["MHz", "W"] if watched else []) + (["vLLM", "ratio"] if others else []):
         table.add_column(heading, justify="right")
     for result in measured:
         found = result.as_json()
@@ -146,6 +160,8 @@ def table_of(measured: list[Measured], others: Results | None, title: str) -> Ta
             f"{result.uniform:,.0f}",
             f"{result.share:.1%}",
         ]
+        if watched:
+            cells += _power_cells(result.power)
         if others:
             (with_vllm,) = merged([found], others)
             theirs = with_vllm["vllm_tokens_per_s"]
@@ -154,6 +170,12 @@ def table_of(measured: list[Measured], others: Results | None, title: str) -> Ta
             )
         table.add_row(*cells)
     return table
+
+
+def _power_cells(power: Power | None) -> list[str]:
+    if power is None:
+        return ["", ""]
+    return [f"{power.sm_clock_mhz:,.0f}", f"{'*' if power.limited else ''}{power.watts:.0f}"]
 
 
 def comparison(results: list[Results]) -> Table:

@@ -44,6 +44,22 @@ def test_ours(tmp_path: Path) -> None:
     assert results.speeds == {(1, 8192): Speed(2.0, 500.0, 0.8), (2, (64, 128)): Speed(4.0, 500.0, 0.7)}
 
 
+@pytest.mark.parametrize(
+    "power",
+    [
+        {"sm_clock_mhz": 1790, "power_w": 703.2, "power_limited": True},
+        {"sm_clock_mhz": None, "power_w": None, "power_limited": None},
+    ],
+)
+def test_ours_with_the_gpus_power_beside_files_from_before(tmp_path: Path, power: dict[str, Any]) -> None:
+    points = [point | power for point in OURS["points"]]
+    before = read_results(saved(tmp_path, OURS))
+    assert read_results(saved(tmp_path, OURS | {"points": points})).speeds == before.speeds
+    joined = merged(points, read_results(saved(tmp_path, RUN)))
+    assert [point["vllm_tokens_per_s"] for point in joined] == [200.0, None]
+    assert all(point.items() >= power.items() for point in joined)
+
+
 def test_vllms_of_one_engine_and_of_a_phase(tmp_path: Path) -> None:
     right = {(1, 8192): Speed(5.0, 200.0), (4, 8192): Speed(8.0, 500.0)}  # the skipped one is passed over
     assert read_results(saved(tmp_path, RUN)).speeds == right

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 import torch
@@ -19,6 +19,7 @@ from headrace.bench.decode import (
     pool_blocks,
 )
 from headrace.bench.points import Point, parse_point
+from headrace.bench.power import Power
 from headrace.model.config import KVGroup
 from headrace.model.kv import NO_BLOCK, blocks_for
 from headrace.model.presets import PRESETS
@@ -54,7 +55,11 @@ class Pretender:
             yield [self.token for _ in rows]
 
 
-def measured(pretender: Pretender, point: str = "2x100") -> Measured:
+def measured(
+    pretender: Pretender,
+    point: str = "2x100",
+    power: Callable[[float, float], Power | None] = lambda begin, end: None,
+) -> Measured:
     parsed = parse_point(point)
     pool = Pool(MICRO, [parsed], METHOD, "cpu")
     return measure(
@@ -65,6 +70,7 @@ def measured(pretender: Pretender, point: str = "2x100") -> Measured:
         bandwidth=1e9,
         method=METHOD,
         clock=pretender.clock,
+        power=power,
     )
 
 
@@ -77,6 +83,20 @@ def test_medians_leave_the_warm_up_out() -> None:
     assert result.experts == 10
 
 
+def test_power_is_that_of_the_timed_launches() -> None:
+    asked: list[tuple[float, float]] = []
+    power = Power(sm_clock_mhz=1790.0, watts=703.24, limited=True)
+
+    def watched(begin: float, end: float) -> Power:
+        asked.append((begin, end))
+        return power
+
+    result = measured(Pretender(Clock(), [900, 900, 8, 16, 16, 80]), power=watched)
+    assert asked == [pytest.approx((1.8, 1.92))]
+    found = result.as_json()
+    assert (found["sm_clock_mhz"], found["power_w"], found["power_limited"]) == (1790, 703.2, True)
+
+
 def test_the_share_is_of_the_bytes_of_the_steps_that_were_timed() -> None:
     result = measured(Pretender(Clock(), [8] * 6))
     each = [step_bytes(MICRO, [99 + step, 99 + step], 10).total for step in range(8)]
@@ -85,6 +105,7 @@ def test_the_share_is_of_the_bytes_of_the_steps_that_were_timed() -> None:
     found = result.as_json()
     assert (found["rows"], found["context"], found["bytes"]) == (2, 100, round(sum(each) / 8))
     assert found["ms_per_step"] == 1.0
+    assert [found[name] for name in ("sm_clock_mhz", "power_w", "power_limited")] == [None, None, None]
 
 
 def test_every_launch_begins_at_the_same_positions_with_new_tokens() -> None:
