@@ -55,6 +55,7 @@ def unpacked_layers(
     """
     if device.type != "cuda":
         return options.unpacked_layers or 0
+    torch.cuda.empty_cache()  # what PyTorch keeps after packing is free, but would not count as such
     free, total = torch.cuda.mem_get_info(device)
     options = options.on_gpu(total)
     left = partial(available_memory, config, options, device=device, dtype=dtype)

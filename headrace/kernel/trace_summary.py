@@ -89,6 +89,8 @@ def hops(trace: Trace) -> list[Hop]:
         exposed = float(inputs.sum()) / len(steps) / plan.sizes.sms
         groups = len(np.unique(waited[mine]))
         spreads = (last - middle)[steps][:, counters]
+        if not exposed and not np.isfinite(spreads).any():
+            continue  # nobody signalled or waited: searches that the launch left out
         found.append(
             Hop(
                 kind,

@@ -124,6 +124,14 @@ def test_an_h200_has_room_and_a_gpu_of_80_gigabytes_keeps_its_pool(
     assert found == layers
 
 
+def test_memory_that_pytorch_keeps_counts_as_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Packing leaves 2 GiB with PyTorch, which are two layers fewer."""
+    on_a_gpu(monkeypatch, 139.8 - 2)
+    assert unpacked_layers(EngineOptions(), NORTH_MINI_CODE, device=GPU, dtype=DTYPE) == 19
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: on_a_gpu(monkeypatch, 139.8))
+    assert unpacked_layers(EngineOptions(), NORTH_MINI_CODE, device=GPU, dtype=DTYPE) == 21
+
+
 def tokens_beside(layers: int, options: EngineOptions) -> int:
     """What the full layers of the pool hold that is made on the GPU once so many layers are there."""
     taken = (layers + 2) * (LAYER + ROUNDED)

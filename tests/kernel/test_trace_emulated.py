@@ -9,7 +9,7 @@ import pytest
 
 from headrace.kernel.check.against_oracle import Bench
 from headrace.kernel.trace import signals_a_step
-from headrace.kernel.trace_summary import lines
+from headrace.kernel.trace_summary import hops, lines
 from headrace.model.kv import KVCache
 from headrace.step.isa import Field, Opcode
 from headrace.step.pack import PackedWeights
@@ -54,3 +54,6 @@ def test_a_launch_records_every_task_and_every_signal_through_the_publisher(tmp_
     per_step = signals_a_step(trace.plan)
     assert len(trace.signals.sm) <= STEPS * per_step.sum()
     assert any(line.startswith("EXPERT_UP") for line in lines(trace))
+    kinds = {hop.counter for hop in hops(trace)}
+    assert {"attention", "pick"} <= kinds
+    assert "select" not in kinds, "nobody signalled it or waited for it"
