@@ -61,6 +61,7 @@ class ScriptedBackend:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.steps = 0
         self.lines: collections.deque[str] = collections.deque()  # what the next requests get
+        self.pauses = False  # after such a line: no end of the turn, and no step, until somebody interrupts
         self._taken: dict[int, Sequence[int]] = {}
         self._tokenizer = tokenizer
         self._endless = tokenizer.encode("a") * CONTEXT
@@ -86,6 +87,10 @@ class ScriptedBackend:
         live = [True] * len(rows)
         scripts = [self._script(row) for row in rows]
         for step in range(steps):
+            if self.pauses and all(len(row.output) >= len(scripts[i]) for i, row in enumerate(rows)):
+                while not interrupt.is_set():
+                    time.sleep(STEP_SECONDS)
+                return
             time.sleep(
                 SLOW_STEP_SECONDS if any(script is self._endless for script in scripts) else STEP_SECONDS
             )
@@ -176,6 +181,11 @@ class Scripted:
     def says(self, *lines: str) -> None:
         """What the next requests get, word for word."""
         self.backend.lines.extend(lines)
+
+    def begins(self, line: str) -> None:
+        """What the next request gets; after it the answer stays open until somebody stops it."""
+        self.says(line)
+        self.backend.pauses = True
 
     @property
     def prompt(self) -> str:

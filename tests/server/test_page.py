@@ -131,7 +131,7 @@ def test_reasoning_is_shown_folded(visit: Visit, served: Scripted) -> None:
 
 
 def test_stop_ends_the_answer_in_the_engine_too(visit: Visit, served: Scripted) -> None:
-    served.says("<|END_THINKING|><|START_TEXT|>" + "word " * 1200)
+    served.begins("<|END_THINKING|><|START_TEXT|>" + "word " * 100)
     visit.say("go")
     expect(visit.page.locator("article.assistant > .text")).to_contain_text("word word")
     visit.page.get_by_role("button", name="Stop").click()
@@ -139,7 +139,7 @@ def test_stop_ends_the_answer_in_the_engine_too(visit: Visit, served: Scripted) 
     expect(visit.page.locator(".facts")).to_contain_text("stopped")
     expect(visit.page.locator("#left")).to_have_text("1", timeout=WAIT)
     assert served.engine.counters.cancelled == 1
-    assert len(served.engine.submitted[-1].output) < 6000
+    served.backend.pauses = False
     expect(visit.page.get_by_role("button", name="Send")).to_be_enabled()
     visit.say("hi")  # what was said so far is kept, and the talk goes on
     answers(visit, 2)
