@@ -44,7 +44,7 @@ class Plan:
 
     `filling` is a pass over chunks of an earlier step that has layers left; then no chunks begin.
     Beside `rows`, `fed` are rows that feed prompts, in one step; what follows their tokens is known. `filled`
-    are those that wanted their prompt to be fed and nothing else, which has been done.
+    are those that wanted their prompt to be fed and nothing else, which has been done: they run no longer.
     """
 
     chunks: list[Span] = field(default_factory=list)
@@ -121,9 +121,11 @@ class Scheduler:
         """Decide the next step and allocate what it writes to. An empty plan means there is nothing to do."""
         complete = [sequence for sequence in self.running if sequence.decodes]
         decoding = [sequence for sequence in complete if sequence.tokens_left]
+        filled = [sequence for sequence in complete if not sequence.tokens_left]
+        for sequence in filled:  # before others need blocks: nobody is to be preempted who is done
+            self._leave(sequence)
         preemptions = self.preemptions
-        plan = Plan(steps=self._steps(decoding))
-        plan.filled = [sequence for sequence in complete if not sequence.tokens_left]
+        plan = Plan(filled=filled, steps=self._steps(decoding))
         self._reserve(decoding, plan.steps)
         if self.preemptions == preemptions:  # what was just preempted must not come back in the same step
             self._admit()

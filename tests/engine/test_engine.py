@@ -21,11 +21,12 @@ from headrace.engine.request import (
     QueueFullError,
 )
 from headrace.engine.scheduler import Scheduler
+from headrace.model.batch import Span
 from headrace.model.config import KVGroup
 from headrace.model.sampler import Sampled
-from headrace.model.sampling import ParameterError, SamplingParams
+from headrace.model.sampling import ParameterError, SamplingParams, TokenLogprobs
 from headrace.model.tokenizer import Tokenizer
-from tests.engine.ledger import Client, ledger_engine, prompt_of
+from tests.engine.ledger import Client, LedgerBackend, ledger_engine, prompt_of
 
 FULL = KVGroup.FULL
 
@@ -231,6 +232,32 @@ def test_a_long_prompt_does_not_stop_the_others() -> None:
     chunks = [tokens for rows, tokens in backend.calls if not rows]
     assert chunks == [50] * 9 + [49]
     assert set(backend.calls[1:-1:2]) == {(1, 1)}, "a decode call of one step follows every chunk"
+
+
+class ScoringLedger(LedgerBackend):
+    """One that gives prompts scores, all alike."""
+
+    def score(self, chunk: Span, following: Sequence[int], count: int) -> list[TokenLogprobs]:
+        self.prefill([chunk])
+        return [TokenLogprobs(token, -1.0, ()) for token in following]
+
+
+def test_a_request_that_only_wants_its_prompt_fed_is_over_before_anybody_is_preempted() -> None:
+    """An older one needs a block in the very step in which that has been done, and there is none free."""
+    engine, backend = ledger_engine({FULL: 3}, max_steps=1, ledger=ScoringLedger)
+    client = Client(engine)
+    submit(engine, client, 1, 60, max_tokens=10)
+    while len(client.tokens[1]) < 4:
+        engine.step()
+    submit(engine, client, 2, 80, max_tokens=0, prompt_logprobs=0)  # two blocks; the older one's is full
+    engine.step()
+    engine.step()
+    assert client.reasons == {2: FinishReason.LENGTH}
+    assert (engine.state.preemptions, engine.state.waiting) == (0, 0)
+    run(engine)
+    assert len(client.tokens[1]) == 10
+    assert backend.fed == 59 + 79
+    engine.check()
 
 
 def test_failure_ends_every_request_with_an_error() -> None:
