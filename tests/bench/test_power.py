@@ -5,8 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,6 +18,7 @@ from headrace.bench.points import parse_point
 from headrace.bench.power import Power, Watch, nvidia_smi
 from headrace.model.presets import PRESETS
 from headrace.step.oracle.rows import LaunchRow
+from tests.waiting import until
 
 UUID = "ffc79498-8ff3-c2dc-3b0d-fafd804516ae"
 FREE, CAPPED, BRAKED = (
@@ -27,14 +27,6 @@ FREE, CAPPED, BRAKED = (
     "990, 500.00, 0x0000000000000088",
 )
 HOT = "1700, 600.00, 0x0000000000000068"  # HwSlowdown, SwThermalSlowdown, HwThermalSlowdown
-DEADLINE = 60.0
-
-
-def until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + DEADLINE
-    while not condition():
-        assert time.monotonic() < end, "it never came"
-        time.sleep(0.005)
 
 
 def looked(lines: Sequence[str], begin: float = 0, end: float = 1e9) -> Power | None:

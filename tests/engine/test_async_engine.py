@@ -13,6 +13,7 @@ from headrace.model.batch import Span
 from headrace.model.config import KVGroup
 from headrace.model.sampling import SamplingParams
 from tests.engine.ledger import STRIDE, LedgerBackend, ledger_engine, prompt_of
+from tests.waiting import WAIT
 
 FULL = KVGroup.FULL
 
@@ -50,7 +51,7 @@ def test_many_requests_from_many_threads(engine: AsyncEngine) -> None:
     for thread in threads:
         thread.start()
     for number, sink in sinks.items():
-        assert sink.done.wait(10)
+        assert sink.done.wait(WAIT)
         tokens = [token for output in sink.outputs for token in output.token_ids]
         assert tokens == [number * STRIDE + position for position in range(10, 60)]
 
@@ -58,11 +59,11 @@ def test_many_requests_from_many_threads(engine: AsyncEngine) -> None:
 def test_cancelling_from_another_thread(engine: AsyncEngine) -> None:
     sink = Sink()
     engine.cancel(engine.submit(prompt_of(1, 10), SamplingParams(), sink))
-    assert sink.done.wait(5)
+    assert sink.done.wait(WAIT)
     assert sink.outputs[-1].finish_reason in (FinishReason.CANCELLED, FinishReason.LENGTH)
     last = Sink()
     engine.submit(prompt_of(2, 10), SamplingParams(max_tokens=1), last)
-    assert last.done.wait(5)
+    assert last.done.wait(WAIT)
     engine.close()
     assert engine.state.free_blocks == {"full": 32}
 
@@ -89,7 +90,7 @@ def test_a_failing_backend_ends_everything_with_an_error(caplog: pytest.LogCaptu
         done.set()
 
     engine.submit(prompt_of(1, 10), SamplingParams(), sink)
-    assert done.wait(5)
+    assert done.wait(WAIT)
     engine.close()
     [output] = outputs
     assert output.finish_reason is FinishReason.ERROR
@@ -112,7 +113,7 @@ def test_closing_ends_what_runs() -> None:
         started.set()
 
     engine.submit(prompt_of(1, 10), SamplingParams(), sink)
-    assert started.wait(5)
+    assert started.wait(WAIT)
     engine.close()
     assert outputs[-1].finish_reason is FinishReason.ERROR
     with pytest.raises(EngineDeadError):
@@ -127,8 +128,8 @@ def test_an_idle_engine_checks_its_blocks(caplog: pytest.LogCaptureFixture) -> N
     engine.start()
     done = threading.Event()
     engine.submit(prompt_of(1, 10), SamplingParams(max_tokens=1), lambda _: done.set())
-    assert done.wait(5)
-    engine._thread.join(5)
+    assert done.wait(WAIT)
+    engine._thread.join(WAIT)
     assert engine.error is not None
     assert "leak or double use" in engine.error
     assert "the engine failed" in caplog.text

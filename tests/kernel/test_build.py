@@ -25,6 +25,7 @@ from headrace.kernel.build import (
 from headrace.kernel.variant import Variant, VariantError, variant_of
 from headrace.model.presets import PRESETS
 from headrace.step.planner import build_plan
+from tests.waiting import WAIT
 
 ENTRY_REGISTERS = 168  # of a thread, before setmaxnreg: 65,536 shared by 384 threads
 
@@ -65,7 +66,7 @@ def test_several_are_compiled_side_by_side_and_told_of_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each compilation waits until both have begun: one after the other would never end."""
-    both = threading.Barrier(2, timeout=20)
+    both = threading.Barrier(2, timeout=WAIT)
 
     def compile_slowly(source: str, headers: dict[str, str]) -> tuple[bytes, str]:
         both.wait()

@@ -8,7 +8,9 @@ import httpx
 import openai
 import pytest
 
+from tests.server import patient
 from tests.server.scripted import Scripted, scripted_server
+from tests.waiting import WAIT
 
 
 @pytest.fixture(scope="session")
@@ -26,14 +28,14 @@ def server(_shared_server: Scripted) -> Iterator[Scripted]:
 
 @pytest.fixture(scope="session")
 def _http(_shared_server: Scripted) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=_shared_server.url, timeout=10) as client:
+    with patient.client(_shared_server.url) as client:
         yield client
 
 
 @pytest.fixture(scope="session")
 def _sdk(_shared_server: Scripted) -> Iterator[openai.OpenAI]:
     url = f"{_shared_server.url}/v1"
-    with openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=10) as client:
+    with openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=WAIT) as client:
         yield client
 
 

@@ -41,6 +41,7 @@ from headrace.model.sampler import NO_TOKEN, Sampled
 from headrace.model.sampling import TokenLogprobs
 from headrace.model.tokenizer import Tokenizer
 from headrace.server.app import Server, ServerOptions, bind, create_app
+from tests.waiting import WAIT, comes
 
 REPLY = "Hello there."
 TURN_TOKENS = 4  # what a chat's answer costs besides its words: three markers, and the end of the turn
@@ -192,33 +193,24 @@ class Scripted:
         """The last prompt, as the model reads it."""
         return self.tokenizer.decode(self.engine.submitted[-1].prompt, skip_special_tokens=False)
 
-    def wait_idle(self, seconds: float = 5.0) -> None:
+    def wait_idle(self, seconds: float = WAIT) -> None:
         """Wait until the engine holds no request and every block is free; AssertionError if it never is."""
-        assert self._until(lambda: self._idle(), seconds), f"still busy: {self.engine.state}"
+        assert comes(self._idle, seconds), f"still busy: {self.engine.state}"
 
     def wait_busy(self, *, running: int, waiting: int = 0) -> None:
         def busy() -> bool:
             state = self.engine.state
             return state.running >= running and state.waiting >= waiting
 
-        assert self._until(busy, 5.0), f"never that busy: {self.engine.state}"
+        assert comes(busy), f"never that busy: {self.engine.state}"
 
     def wait_none_waiting(self) -> None:
         """What was taken back is gone with the engine's next step."""
-        assert self._until(lambda: self.engine.state.waiting == 0, 1.0), f"some wait: {self.engine.state}"
+        assert comes(lambda: self.engine.state.waiting == 0), f"some wait: {self.engine.state}"
 
     def _idle(self) -> bool:
         state = self.engine.state
         return state.running == state.waiting == 0 and state.free_blocks == {"full": _blocks()}
-
-    @staticmethod
-    def _until(condition: Any, seconds: float) -> bool:
-        deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline:
-            if condition():
-                return True
-            time.sleep(0.005)
-        return False
 
 
 def _blocks() -> int:
@@ -301,9 +293,9 @@ def serving(loaded: Loaded, engine: AsyncEngine, **served: Any) -> Iterator[str]
     thread = threading.Thread(target=lambda: server.run(sockets=[bound]), daemon=True)
     thread.start()
     try:
-        assert ready.wait(10), "the server did not start"
+        assert ready.wait(WAIT), "the server did not start"
         yield urls[0]
     finally:
         server.should_exit = True
-        thread.join(10)
+        thread.join(WAIT)
         bound.close()

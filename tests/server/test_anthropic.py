@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.server import patient
 from tests.server.north import action, call, text, thinks
 from tests.server.replies import answer_of, events_of
 from tests.server.scripted import CONTEXT, REPLY, Scripted, scripted_server
@@ -293,7 +294,7 @@ def test_errors_are_anthropics(
 
 
 def test_a_failure_in_the_stream_is_an_error_event() -> None:
-    with scripted_server() as own, httpx.Client(base_url=own.url, timeout=10) as http:
+    with scripted_server() as own, patient.client(own.url) as http:
         events = stream(http, messages=[{"role": "user", "content": "crash"}])
         assert events[0]["type"] == "message_start"
         assert events[-1]["type"] == "error"

@@ -26,7 +26,7 @@ def test_leaving_an_answer_cancels_it(server: Scripted) -> None:
     next(pieces)
     server.wait_busy(running=1)
     pieces.close()
-    server.wait_idle(1.0)
+    server.wait_idle()
 
 
 def test_the_servers_words_are_passed_on(server: Scripted) -> None:

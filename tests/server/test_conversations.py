@@ -12,12 +12,12 @@ from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
-import httpx
 import pytest
 
 from headrace.engine.prefix import LEAST_SPARED
 from headrace.engine.request import Request
 from headrace.model.kv import BLOCK_TOKENS
+from tests.server import patient
 from tools.clients.catalogue import CLIENTS
 from tools.clients.record import CONVERSATIONS, read
 from tools.clients.script import answer
@@ -38,7 +38,7 @@ def server() -> Iterator[Served]:
 
 def replay(server: Served, path: Path) -> list[Request]:
     """Send a conversation; the requests that the engine got, one for each body."""
-    with httpx.Client(base_url=server.url, timeout=30) as client:
+    with patient.client(server.url) as client:
         for sent in read(path):
             response = client.post(sent["path"], json=sent["body"])
             assert response.status_code == 200, response.text
@@ -94,7 +94,7 @@ def test_aider_finds_what_is_before_the_file(server: Served) -> None:
     [path] = set(FILES) - set(FAITHFUL)
     bodies = [json.loads(_CUT.sub(lengthened, json.dumps(sent["body"]))) for sent in read(path)]
     mended = json.loads(json.dumps(bodies[-1]).replace("return a * b", "return a + b"))
-    with httpx.Client(base_url=server.url, timeout=30) as client:
+    with patient.client(server.url) as client:
         for body in [*bodies, mended]:
             assert client.post("/v1/chat/completions", json=body).status_code == 200
     first, second, third = server.requests

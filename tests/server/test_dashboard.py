@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.server import patient
 from tests.server.scripted import Scripted, scripted_server
 from tests.server.test_chat import PATH, user
 from tests.server.test_metrics import settled
@@ -28,8 +28,8 @@ COLUMNS = 24  # of Grafana's grid
 def served() -> Iterator[Scripted]:
     """A server that has answered a request and refused another, so that all its figures are there."""
     with scripted_server() as server:
-        httpx.post(server.url + PATH, json={"messages": user("hi")})
-        httpx.get(f"{server.url}/nowhere")
+        patient.post(server.url + PATH, json={"messages": user("hi")})
+        patient.get(f"{server.url}/nowhere")
         settled(server, "request_errors_total{kind=unknown_path}", 1)
         yield server
 
@@ -38,7 +38,7 @@ def served() -> Iterator[Scripted]:
 def labels(served: Scripted) -> dict[str, set[str]]:
     """The labels of every sample of a running server, by its name."""
     found: dict[str, set[str]] = {}
-    for family in text_string_to_metric_families(httpx.get(f"{served.url}/metrics").text):
+    for family in text_string_to_metric_families(patient.get(f"{served.url}/metrics").text):
         for sample in family.samples:
             found.setdefault(sample.name, set()).update(sample.labels)
     return found
@@ -114,7 +114,7 @@ def test_no_panel_lies_over_another() -> None:
 
 
 def test_the_documentation_names_every_figure_and_no_other(served: Scripted) -> None:
-    families = text_string_to_metric_families(httpx.get(f"{served.url}/metrics").text)
+    families = text_string_to_metric_families(patient.get(f"{served.url}/metrics").text)
     told = {family.name for family in families if not family.name.endswith("_created")}
     documented = set(re.findall(r"^\| `(headrace:\w+)` \|", OPERATIONS.read_text(), re.MULTILINE))
     assert documented == {name for name in told if name.startswith("headrace:")}

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 from typer.testing import CliRunner
 
@@ -16,6 +15,7 @@ from headrace.cli import app
 from headrace.cli.options import SamplingFlags
 from headrace.client import Client
 from headrace.load import SourceError, load, resolve
+from tests.server import patient
 from tests.server.scripted import Scripted, scripted_server
 
 OWN = {"temperature": 0.6, "top_p": 0.9, "top_k": 20}
@@ -35,11 +35,11 @@ def own() -> Iterator[Scripted]:
 
 @pytest.mark.parametrize("path", BODIES)
 def test_what_is_not_said_is_the_checkpoints(own: Scripted, path: str) -> None:
-    assert httpx.post(own.url + path, json=BODIES[path]).status_code == 200
+    assert patient.post(own.url + path, json=BODIES[path]).status_code == 200
     params = own.engine.submitted[-1].params
     assert {name: getattr(params, name) for name in OWN} == OWN
     said = BODIES[path] | {"temperature": 0, "top_p": 1}
-    assert httpx.post(own.url + path, json=said).status_code == 200
+    assert patient.post(own.url + path, json=said).status_code == 200
     params = own.engine.submitted[-1].params
     assert (params.temperature, params.top_p, params.top_k) == (0, 1, 20)
 

@@ -13,6 +13,7 @@ from schemathesis.core.failures import FailureGroup
 from schemathesis.specs.openapi.checks import positive_data_acceptance
 
 from tests.server.scripted import Scripted
+from tests.waiting import WAIT
 
 OPERATIONS = (
     ("POST", "/v1/chat/completions"),
@@ -43,7 +44,7 @@ def hammer(operation: Any, mode: GenerationMode, *, url: str, examples: int = 5)
     )
     def answers_as_described(case: Any) -> None:
         # A schema does not say all: a prompt or messages, an end of the context.
-        case.call_and_validate(excluded_checks=[positive_data_acceptance], timeout=30, base_url=url)
+        case.call_and_validate(excluded_checks=[positive_data_acceptance], timeout=WAIT, base_url=url)
 
     answers_as_described()
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-import time
 from collections.abc import Iterator
 from urllib.parse import urlsplit
 
-import httpx
 import pytest
 
 from headrace.server import disconnect
+from tests.server import patient
 from tests.server.scripted import Scripted, scripted_server
 from tests.server.test_chat import PATH, user
+from tests.waiting import WAIT
 
 
 @pytest.fixture
@@ -38,22 +38,23 @@ def post_and_keep(server: Scripted, path: str = PATH, **fields: object) -> socke
     """Send a request for an endless answer and leave the connection open."""
     address = urlsplit(server.url)
     assert address.hostname is not None
-    connection = socket.create_connection((address.hostname, address.port or 0), timeout=10)
+    connection = socket.create_connection((address.hostname, address.port or 0), timeout=WAIT)
     body = json.dumps(ENDLESS[path] | fields).encode()
     head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
     connection.sendall(head.encode() + b"\r\n\r\n" + body)
     return connection
 
 
-def leave_while_running(server: Scripted, path: str = PATH, *, stream: bool) -> None:
-    """Leave a running request; AssertionError unless it is gone within one step of the cancellation."""
+def leave_while_running(server: Scripted, path: str = PATH, *, stream: bool, seconds: float = WAIT) -> None:
+    """Leave a running request; AssertionError unless it is gone within one step of the cancellation, or if
+    that is not asked for within `seconds`."""
     seen = len(server.engine.submitted)
     connection = post_and_keep(server, path, stream=stream)
     server.wait_busy(running=1)
     if stream:
         assert connection.recv(1000).startswith(b"HTTP/1.1 200")
     connection.close()
-    server.wait_idle(1.0)
+    server.wait_idle(seconds)
     request = server.engine.submitted[seen]
     steps_after = server.backend.steps - server.engine.cancelled_at[request]
     assert steps_after <= 1
@@ -75,21 +76,18 @@ def test_queued_request(narrow: Scripted, path: str, stream: bool) -> None:
     narrow.wait_busy(running=1, waiting=1)
     queued = narrow.engine.submitted[1]
     second.close()
-    deadline = time.monotonic() + 1
-    while narrow.engine.state.waiting and time.monotonic() < deadline:
-        time.sleep(0.005)
-    assert narrow.engine.state.waiting == 0
+    narrow.wait_none_waiting()
     assert narrow.engine.state.running == 1  # the other request goes on
     assert queued.output == []
     first.close()
-    narrow.wait_idle(1.0)
+    narrow.wait_idle()
 
 
 def test_all_choices_of_a_request(server: Scripted) -> None:
     connection = post_and_keep(server, n=3)
     server.wait_busy(running=3)
     connection.close()
-    server.wait_idle(1.0)
+    server.wait_idle()
 
 
 @pytest.mark.parametrize("path", [PATH, MESSAGES, RESPONSES])
@@ -101,7 +99,7 @@ def test_gate_is_red_without_the_listener(monkeypatch: pytest.MonkeyPatch, path:
     monkeypatch.setattr(disconnect, "_gone", never)
     with scripted_server() as server:
         with pytest.raises(AssertionError, match="still busy"):
-            leave_while_running(server, path, stream=stream)
+            leave_while_running(server, path, stream=stream, seconds=1.0)
         server.engine.close()  # nothing else would end the request
 
 
@@ -113,14 +111,14 @@ def test_a_full_queue_is_429_and_says_when_to_come_back() -> None:
         server.wait_busy(running=1, waiting=1)
         for stream in (False, True):
             body = {"messages": user("hi"), "stream": stream}
-            response = httpx.post(server.url + PATH, json=body)
+            response = patient.post(server.url + PATH, json=body)
             assert response.status_code == 429
             assert int(response.headers["Retry-After"]) >= 1
             assert response.json()["error"]["type"] == "rate_limit_error"
         first.close()
         second.close()
         server.wait_idle()
-        assert httpx.post(server.url + PATH, json={"messages": user("hi")}).status_code == 200
+        assert patient.post(server.url + PATH, json={"messages": user("hi")}).status_code == 200
 
 
 def test_a_request_of_which_only_a_part_fits_leaves_nothing_behind() -> None:
@@ -128,10 +126,10 @@ def test_a_request_of_which_only_a_part_fits_leaves_nothing_behind() -> None:
         first = post_and_keep(server)
         server.wait_busy(running=1)
         body = {"messages": user("endless"), "n": 3, "max_tokens": 500}
-        assert httpx.post(server.url + PATH, json=body).status_code == 429
+        assert patient.post(server.url + PATH, json=body).status_code == 429
         server.wait_none_waiting()
         first.close()
-        server.wait_idle(1.0)
+        server.wait_idle()
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -145,12 +143,12 @@ def test_what_can_never_fit_is_a_400_and_what_fits_an_idle_server_is_served(stre
             ("/v1/completions", batch, "n"),
             ("/v1/completions", many, "prompt"),
         ):
-            response = httpx.post(server.url + path, json=body)
+            response = patient.post(server.url + path, json=body)
             assert response.status_code == 400
             error = response.json()["error"]
             assert (error["param"], error["code"]) == (param, "too_many_answers")
             assert "takes at most 3 at a time" in error["message"]
         for path, body in ((PATH, chat | {"n": 3}), ("/v1/completions", many | {"prompt": ["a"] * 3})):
             for _ in range(5):  # whatever the engine does while they are being submitted
-                assert httpx.post(server.url + path, json=body).status_code == 200
-                server.wait_idle(1.0)
+                assert patient.post(server.url + path, json=body).status_code == 200
+                server.wait_idle()

@@ -12,6 +12,7 @@ import pytest
 from headrace.engine.request import EngineError
 from headrace.server import conversation
 from headrace.server.errors import from_exception
+from tests.server import patient
 from tests.server.scripted import VOCABULARY, scripted_server
 from tests.server.test_chat import PATH, TOOL, events, user
 
@@ -148,7 +149,7 @@ def test_our_own_mistakes_are_500_without_their_details(
 
 
 def test_an_engine_that_dies_ends_streams_and_answers_with_an_error() -> None:
-    with scripted_server() as server, httpx.Client(base_url=server.url, timeout=10) as http:
+    with scripted_server() as server, patient.client(server.url) as http:
         body = {"messages": user("crash"), "stream": True}
         with http.stream("POST", PATH, json={"messages": user("endless"), "stream": True}) as bystander:
             server.wait_busy(running=1)

@@ -10,6 +10,7 @@ import openai
 import pytest
 
 from headrace.server import gate
+from tests.server import patient
 from tests.server.scripted import Scripted, scripted_server
 from tests.server.test_chat import PATH, user
 from tests.server.test_errors import error_of
@@ -30,7 +31,7 @@ def test_keys_are_taken_in_both_headers(guarded: Scripted, key: str) -> None:
         assert [model.id for model in sdk.models.list()] == ["scripted"]
     headers = {"x-api-key": key}
     message = {"max_tokens": 50, **BODY}
-    assert httpx.post(f"{guarded.url}/v1/messages", json=message, headers=headers).status_code == 200
+    assert patient.post(f"{guarded.url}/v1/messages", json=message, headers=headers).status_code == 200
 
 
 @pytest.mark.parametrize(
@@ -49,16 +50,16 @@ def test_without_a_key_nothing_is_served(guarded: Scripted, headers: dict[str, s
     encoded = [(name.encode(), value.encode()) for name, value in headers.items()]
     seen = len(guarded.engine.submitted)
     for path in (PATH, "/v1/models", "/tokenize", "/nothing"):
-        error = error_of(httpx.post(guarded.url + path, json=BODY, headers=encoded), 401)
+        error = error_of(patient.post(guarded.url + path, json=BODY, headers=encoded), 401)
         assert error["code"] == "invalid_api_key"
-    response = httpx.post(f"{guarded.url}/v1/messages", json=BODY, headers=encoded)
+    response = patient.post(f"{guarded.url}/v1/messages", json=BODY, headers=encoded)
     assert response.json()["error"]["type"] == "authentication_error"
     assert len(guarded.engine.submitted) == seen
 
 
 def test_health_needs_no_key(guarded: Scripted) -> None:
-    assert httpx.get(f"{guarded.url}/health").status_code == 200
-    assert httpx.head(f"{guarded.url}/").status_code == 200
+    assert patient.get(f"{guarded.url}/health").status_code == 200
+    assert patient.head(f"{guarded.url}/").status_code == 200
 
 
 def test_every_key_is_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,12 +78,12 @@ def test_every_key_is_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch)
 def test_pages_of_the_named_origin_may_call(guarded: Scripted) -> None:
     asks = {"Origin": "http://page", "Access-Control-Request-Method": "POST"}
     asks["Access-Control-Request-Headers"] = "authorization"
-    answer = httpx.options(guarded.url + PATH, headers=asks)
+    answer = patient.options(guarded.url + PATH, headers=asks)
     assert answer.status_code == 200
     assert answer.headers["access-control-allow-origin"] == "http://page"
-    refused = httpx.post(guarded.url + PATH, json=BODY, headers={"Origin": "http://page"})
+    refused = patient.post(guarded.url + PATH, json=BODY, headers={"Origin": "http://page"})
     assert (refused.status_code, refused.headers["access-control-allow-origin"]) == (401, "http://page")
-    other = httpx.options(guarded.url + PATH, headers=asks | {"Origin": "http://other"})
+    other = patient.options(guarded.url + PATH, headers=asks | {"Origin": "http://other"})
     assert "access-control-allow-origin" not in other.headers
 
 
@@ -91,7 +92,7 @@ def test_bodies_have_a_limit(guarded: Scripted, chunked: bool) -> None:
     body = b'{"messages": [{"role": "user", "content": "' + b"x" * 2000 + b'"}]}'
     content = iter([body[:1500], body[1500:]]) if chunked else body
     headers = {"Authorization": "Bearer first", "Content-Type": "application/json"}
-    response = httpx.post(guarded.url + PATH, content=content, headers=headers)
+    response = patient.post(guarded.url + PATH, content=content, headers=headers)
     assert "2000 bytes" in error_of(response, 413)["message"]
 
 

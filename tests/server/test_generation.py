@@ -10,6 +10,7 @@ from typing import Any, cast
 
 from headrace.engine.request import Output
 from headrace.server.generation import Mailbox
+from tests.waiting import WAIT
 
 OUTPUT = Output("", ())
 
@@ -83,7 +84,7 @@ def test_no_output_is_lost_between_threads() -> None:
 
         thread = threading.Thread(target=post)
         thread.start()
-        received = [(await asyncio.wait_for(mailbox.next(), 10))[0] for _ in range(count)]
+        received = [(await asyncio.wait_for(mailbox.next(), WAIT))[0] for _ in range(count)]
         thread.join()
         return received
 

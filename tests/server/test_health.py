@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -11,13 +10,15 @@ import httpx
 from headrace.engine.async_engine import AsyncEngine
 from headrace.load import Loaded
 from tests.engine.test_engine import text_engine
+from tests.server import patient
 from tests.server.scripted import Scripted, config, scripted_server, serving
 from tests.server.test_chat import PATH, user
 from tests.server.test_errors import error_of
+from tests.waiting import until
 
 
 def statuses(url: str) -> tuple[int, int]:
-    return httpx.get(f"{url}/health").status_code, httpx.get(f"{url}/ready").status_code
+    return patient.get(f"{url}/health").status_code, patient.get(f"{url}/ready").status_code
 
 
 def test_an_engine_at_work(http: httpx.Client, server: Scripted) -> None:
@@ -33,24 +34,22 @@ def test_before_the_engine_has_started_the_server_lives_and_is_not_ready() -> No
     loaded = Loaded("late", cast(Any, SimpleNamespace(config=config())), core._tokenizer)
     with serving(loaded, engine) as url:
         assert statuses(url) == (200, 503)
-        reason = error_of(httpx.get(f"{url}/ready"), 503)["message"]
+        reason = error_of(patient.get(f"{url}/ready"), 503)["message"]
         assert reason == "Not ready: the engine has not started yet."
         engine.start()
         assert statuses(url) == (200, 200)
         engine.close()
         assert statuses(url) == (503, 503)
-        assert "shutting down" in error_of(httpx.get(f"{url}/ready"), 503)["message"]
+        assert "shutting down" in error_of(patient.get(f"{url}/ready"), 503)["message"]
 
 
 def test_a_dead_engine_is_neither() -> None:
     with scripted_server() as server:
-        httpx.post(server.url + PATH, json={"messages": user("crash")})
-        deadline = time.monotonic() + 5
-        while server.engine.alive and time.monotonic() < deadline:
-            time.sleep(0.005)
+        patient.post(server.url + PATH, json={"messages": user("crash")})
+        until(lambda: not server.engine.alive)
         assert statuses(server.url) == (503, 503)
         for path in ("/health", "/ready"):
-            error = error_of(httpx.get(server.url + path), 503)
+            error = error_of(patient.get(server.url + path), 503)
             assert "the script says so" in error["message"]
             assert error["code"] == "engine_unavailable"
 

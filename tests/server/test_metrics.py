@@ -11,9 +11,11 @@ from prometheus_client import CollectorRegistry, Histogram
 from prometheus_client.parser import text_string_to_metric_families
 
 from headrace.server.metrics import REASONS, Distribution
+from tests.server import patient
 from tests.server.scripted import CONTEXT, REPLY, TURN_TOKENS, Scripted, scripted_server
 from tests.server.test_chat import PATH, user
 from tests.server.test_disconnect import post_and_keep
+from tests.waiting import comes
 
 ANSWER_TOKENS = len(REPLY) + TURN_TOKENS
 
@@ -27,7 +29,7 @@ def fresh() -> Iterator[Scripted]:
 
 def figures(server: Scripted) -> dict[str, float]:
     """Every figure by its name and its labels but for the model's, such as `x_total{kind=queue_full}`."""
-    text = httpx.get(f"{server.url}/metrics").text
+    text = patient.get(f"{server.url}/metrics").text
     found = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
@@ -41,15 +43,14 @@ def figures(server: Scripted) -> dict[str, float]:
 
 def settled(server: Scripted, name: str, value: float) -> dict[str, float]:
     """The figures once one of them is as expected: a request is counted a moment after its answer."""
-    deadline = time.monotonic() + 5
-    while (found := figures(server)).get(name) != value:
-        assert time.monotonic() < deadline, f"{name} is {found.get(name)}, not {value}"
-        time.sleep(0.01)
-    return found
+    assert comes(lambda: figures(server).get(name) == value), (
+        f"{name} is {figures(server).get(name)}, not {value}"
+    )
+    return figures(server)  # those that were collected before it are of a time before it
 
 
 def chat(server: Scripted, **body: object) -> httpx.Response:
-    return httpx.post(server.url + PATH, json=body, timeout=20)
+    return patient.post(server.url + PATH, json=body)
 
 
 def test_all_is_there_before_the_first_request(fresh: Scripted) -> None:
@@ -138,7 +139,7 @@ def test_errors_by_kind(fresh: Scripted) -> None:
     chat(fresh, messages="x")
     chat(fresh)
     for number in range(3):
-        httpx.get(f"{fresh.url}/nowhere/{number}")
+        patient.get(f"{fresh.url}/nowhere/{number}")
     found = settled(fresh, "request_errors_total{kind=unknown_path}", 3)
     assert found["request_errors_total{kind=context_length_exceeded}"] == 1
     assert found["request_errors_total{kind=bad_request}"] == 2
@@ -158,7 +159,7 @@ def test_labels_do_not_grow_with_requests(fresh: Scripted) -> None:
     names = []
     for number in range(1, 5):
         chat(fresh, messages=user(f"hi {number}"), user=f"user-{number}", max_tokens=number)
-        httpx.get(f"{fresh.url}/v1/models/{number}", headers={"X-Request-Id": str(number)})
+        patient.get(f"{fresh.url}/v1/models/{number}", headers={"X-Request-Id": str(number)})
         names.append(set(settled(fresh, "request_errors_total{kind=model_not_found}", number)))
     assert names[0] == names[-1]
 
@@ -172,9 +173,9 @@ def test_names_are_the_same_whatever_form_is_asked_for(http: httpx.Client, accep
 
 def test_a_key_guards_the_figures() -> None:
     with scripted_server(served={"api_keys": ("key",)}) as server:
-        assert httpx.get(f"{server.url}/metrics").status_code == 401
+        assert patient.get(f"{server.url}/metrics").status_code == 401
         headers = {"Authorization": "Bearer key"}
-        assert httpx.get(f"{server.url}/metrics", headers=headers).status_code == 200
+        assert patient.get(f"{server.url}/metrics", headers=headers).status_code == 200
 
 
 @pytest.mark.parametrize("bounds", [(1, 2, 5), (0.25, 1.5)])

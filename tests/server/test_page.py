@@ -13,12 +13,13 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, BrowserContext, Page, ViewportSize, expect, sync_playwright
 
 from headrace.server.page import endpoint
+from tests.server import patient
 from tests.server.scripted import REPLY, Scripted, scripted_server
+from tests.waiting import WAIT
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 # As root there is no sandbox; the rest keeps it from looking for its makers' hosts.
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
-WAIT = 10_000  # milliseconds
 SIZE: ViewportSize = {"width": 1200, "height": 760}
 
 
@@ -29,6 +30,7 @@ def headless() -> Iterator[Browser]:
     if path is None:
         known = ", ".join(BROWSERS)
         raise LookupError(f"no browser: none of {known} is installed (Debian: apt-get install chromium)")
+    expect.set_options(timeout=1000 * WAIT)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=path, args=FLAGS)
         yield browser
@@ -50,7 +52,7 @@ class Visit:
 
     def __init__(self, context: BrowserContext, url: str) -> None:
         self.page: Page = context.new_page()
-        self.page.set_default_timeout(WAIT)
+        self.page.set_default_timeout(1000 * WAIT)
         self.asked: list[str] = []
         self.complaints: list[str] = []
         self.page.on("request", lambda request: self.asked.append(request.url))
@@ -95,7 +97,7 @@ def visit(context: BrowserContext, served: Scripted) -> Iterator[Visit]:
 
 def answers(visit: Visit, count: int) -> None:
     """Wait until that many answers are complete."""
-    expect(visit.page.locator("article.assistant .facts:visible")).to_have_count(count, timeout=WAIT)
+    expect(visit.page.locator("article.assistant .facts:visible")).to_have_count(count)
 
 
 def test_a_chat_of_two_turns(visit: Visit, served: Scripted) -> None:
@@ -137,7 +139,7 @@ def test_stop_ends_the_answer_in_the_engine_too(visit: Visit, served: Scripted) 
     visit.page.get_by_role("button", name="Stop").click()
     answers(visit, 1)
     expect(visit.page.locator(".facts")).to_contain_text("stopped")
-    expect(visit.page.locator("#left")).to_have_text("1", timeout=WAIT)
+    expect(visit.page.locator("#left")).to_have_text("1")
     assert served.engine.counters.cancelled == 1
     served.backend.pauses = False
     expect(visit.page.get_by_role("button", name="Send")).to_be_enabled()
@@ -160,15 +162,15 @@ def test_the_figures_live(visit: Visit) -> None:
     expect(visit.page.get_by_role("status")).to_have_text("ready")
     expect(visit.page.locator("#answers")).to_have_text("0")
     visit.say("hi")
-    expect(visit.page.locator("#answers")).to_have_text("1", timeout=WAIT)
+    expect(visit.page.locator("#answers")).to_have_text("1")
     assert re.fullmatch(r"[\d.]+ m?s", visit.figure("first"))
     assert re.fullmatch(r"[\d.]+ m?s", visit.figure("between"))
     assert visit.figure("rows") == "1.0"
     assert visit.figure("kv") == "0 %"
     assert visit.page.locator("#curve").get_attribute("points")
     visit.say("endless")
-    expect(visit.page.locator("#running")).to_have_text("1", timeout=WAIT)
-    expect(visit.page.locator("#rate")).not_to_have_text("0.0", timeout=WAIT)
+    expect(visit.page.locator("#running")).to_have_text("1")
+    expect(visit.page.locator("#rate")).not_to_have_text("0.0")
     visit.page.get_by_role("button", name="Stop").click()
 
 
@@ -186,7 +188,7 @@ def test_a_dead_engine_is_seen(context: BrowserContext, served: Scripted) -> Non
     visit = Visit(context, served.url)
     visit.say("crash")
     expect(visit.page.locator("#error")).to_contain_text("the script says so")
-    expect(visit.page.get_by_role("status")).to_have_text("not ready", timeout=WAIT)
+    expect(visit.page.get_by_role("status")).to_have_text("not ready")
 
 
 def test_a_key_is_asked_for_until_it_is_right(context: BrowserContext) -> None:
@@ -264,8 +266,8 @@ def test_without_a_browser_the_tests_say_so(monkeypatch: pytest.MonkeyPatch) -> 
 def test_the_files_are_part_of_the_package() -> None:
     with scripted_server() as server:
         for path, (_, kind) in endpoint._FILES.items():
-            response = httpx.get(server.url + path)
+            response = patient.get(server.url + path)
             assert response.status_code == 200
             assert response.headers["content-type"].startswith(kind)
             assert "default-src 'none'" in response.headers["content-security-policy"]
-        assert httpx.head(f"{server.url}/").status_code == 200
+        assert patient.head(f"{server.url}/").status_code == 200

@@ -15,6 +15,7 @@ from headrace.engine.build import build_engine
 from headrace.engine.options import EngineOptions
 from headrace.load import load
 from tests.server.scripted import serving
+from tests.waiting import WAIT
 
 PROMPTS = ["a", "Hello there", "x" * 70, "def f(x):", "one two three " * 9, "?"]
 
@@ -35,7 +36,7 @@ def real_client(**fields: Any) -> Iterator[openai.OpenAI]:
     try:
         with (
             serving(loaded, engine) as url,
-            openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=60) as client,
+            openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=WAIT) as client,
         ):
             yield client
     finally:

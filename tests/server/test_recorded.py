@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import httpx
 import pytest
 
 from headrace.model.tokenizer import Tokenizer
-from tests.server import test_anthropic, test_responses
+from tests.server import patient, test_anthropic, test_responses
 from tests.server.formats.test_choice import NORTH_MICRO
 from tests.server.north import action, call, joined, text, thinks
 from tests.server.recorded import CLIENTS, RESULT, Recorded
@@ -30,7 +29,7 @@ def micro() -> Iterator[Scripted]:
 
 def ask(server: Scripted, client: Recorded, body: dict[str, Any]) -> dict[str, Any]:
     """What the client makes of the server's answer to `body`: the message as the client would keep it."""
-    response = httpx.post(server.url + client.path, json=body, timeout=10)
+    response = patient.post(server.url + client.path, json=body)
     assert response.status_code == 200, response.text
     if not body.get("stream"):
         message: dict[str, Any] = response.json()["choices"][0]["message"]

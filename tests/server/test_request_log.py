@@ -13,9 +13,11 @@ import pytest
 
 from headrace.server import disconnect
 from headrace.server.request_log import line
+from tests.server import patient
 from tests.server.scripted import REPLY, TURN_TOKENS, Scripted, scripted_server
 from tests.server.test_chat import PATH, user
 from tests.server.test_disconnect import post_and_keep
+from tests.waiting import comes
 
 LOGGER = "headrace.server.request_log"
 
@@ -31,15 +33,16 @@ class Lines:
 
     def of(self, request_id: str | None = None) -> dict[str, Any]:
         """The fields of the one line about a request, which may come a moment after its answer."""
-        deadline = time.monotonic() + 5
-        while time.monotonic() < deadline:
-            found = [vars(record)["fields"] for record in self.all()]
-            if found := [each for each in found if request_id in (None, each["id"])]:
-                [fields] = found
-                assert isinstance(fields, dict)
-                return fields
-            time.sleep(0.005)
-        raise AssertionError(f"no line about {request_id}: {self._caplog.text}")
+        found: list[dict[str, Any]] = []
+
+        def there() -> bool:
+            told = (vars(record)["fields"] for record in self.all())
+            found[:] = [each for each in told if request_id in (None, each["id"])]
+            return bool(found)
+
+        assert comes(there), f"no line about {request_id}: {self._caplog.text}"
+        [fields] = found
+        return fields
 
 
 @pytest.fixture
@@ -167,7 +170,7 @@ def test_refusals(
 
 def test_what_the_gate_refuses(lines: Lines) -> None:
     with scripted_server(served={"api_keys": ("key",), "max_body": 100}) as server:
-        with httpx.Client(base_url=server.url) as http:
+        with patient.client(server.url) as http:
             assert post(http, "no-key", messages=user("hi")).status_code == 401
             headers = {"Authorization": "Bearer key", "X-Request-Id": "large"}
             assert http.post(PATH, content=b"x" * 200, headers=headers).status_code == 413
@@ -181,7 +184,7 @@ def test_a_full_queue(lines: Lines) -> None:
         server.wait_busy(running=1)
         kept.append(post_and_keep(server))
         server.wait_busy(running=1, waiting=1)
-        with httpx.Client(base_url=server.url) as http:
+        with patient.client(server.url) as http:
             assert post(http, "late", messages=user("hi")).status_code == 429
         assert lines.of("late")["error"] == "queue_full"
         for connection in kept:
@@ -191,7 +194,7 @@ def test_a_full_queue(lines: Lines) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_failure_of_the_engine_is_a_warning(lines: Lines, stream: bool) -> None:
-    with scripted_server() as server, httpx.Client(base_url=server.url) as http:
+    with scripted_server() as server, patient.client(server.url) as http:
         post(http, "crash", messages=user("crash"), stream=stream)
         fields = lines.of("crash")
         assert (fields["error"], fields["finish"]) == ("engine_error", None)
@@ -216,7 +219,7 @@ def test_ids_are_made_for_those_who_send_none_or_a_strange_one(http: httpx.Clien
 
 
 def test_cached_tokens_of_a_second_turn(lines: Lines) -> None:
-    with scripted_server(prefix_cache=True) as server, httpx.Client(base_url=server.url) as http:
+    with scripted_server(prefix_cache=True) as server, patient.client(server.url) as http:
         turns = user("a long beginning " * 20)
         first = post(http, "first", messages=turns).json()
         turns += [first["choices"][0]["message"], *user("and then?")]
@@ -243,7 +246,7 @@ def test_cached_tokens_in_the_other_openai_protocols(lines: Lines, stream: bool)
         "/v1/completions": {"prompt": words, "stream_options": {"include_usage": True}},
         "/v1/responses": {"input": words},
     }
-    with scripted_server(prefix_cache=True) as server, httpx.Client(base_url=server.url) as http:
+    with scripted_server(prefix_cache=True) as server, patient.client(server.url) as http:
         for path, body in bodies.items():
             told = [
                 cached_tokens(post(http, f"{path[4:]}-{turn}", path, **body, stream=stream))

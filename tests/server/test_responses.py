@@ -9,6 +9,7 @@ import httpx
 import openai
 import pytest
 
+from tests.server import patient
 from tests.server.north import action, call, text, thinks
 from tests.server.replies import answer_of, events_of
 from tests.server.scripted import CONTEXT, REPLY, Scripted, scripted_server
@@ -243,7 +244,7 @@ def test_errors(http: httpx.Client, fields: dict[str, Any], param: str) -> None:
 
 
 def test_a_failure_in_the_stream_is_a_failed_response() -> None:
-    with scripted_server() as own, httpx.Client(base_url=own.url, timeout=10) as http:
+    with scripted_server() as own, patient.client(own.url) as http:
         events = stream(http, input="crash")
         assert events[-1]["type"] == "response.failed"
         assert events[-1]["response"]["status"] == "failed"

@@ -6,9 +6,9 @@ import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import httpx
 import pytest
 
+from tests.server import patient
 from tests.server.scripted import Scripted, scripted_server
 from tests.server.test_chat import PATH, user
 from tests.server.test_disconnect import post_and_keep
@@ -51,7 +51,7 @@ def test_a_stream_that_waits_in_the_queue_shows_that_it_lives(
 ) -> None:
     first = post_and_keep(server, stream=True)
     server.wait_busy(running=1)
-    with httpx.stream("POST", server.url + path, json=body, timeout=10) as response:
+    with patient.stream("POST", server.url + path, json=body) as response:
         assert read_until_signs(response.iter_text(), sign).count(sign) >= 2
     first.close()
 
@@ -114,7 +114,7 @@ def until_the_second_sign(
     go_on: threading.Event,
 ) -> str:
     """What comes while the engine is held up: two signs of life. The rest must come when it goes on."""
-    with httpx.stream("POST", server.url + path, json=body, timeout=SECONDS) as response:
+    with patient.stream("POST", server.url + path, json=body) as response:
         pieces = response.iter_text()
         try:
             before = read_until_signs(pieces, sign)
@@ -129,6 +129,6 @@ def until_the_second_sign(
 
 def test_streams_that_are_not_silent_have_none_and_zero_is_never() -> None:
     with scripted_server(served={"keep_alive": 0.0}) as server:
-        assert "keep-alive" not in httpx.post(server.url + PATH, json=STREAM).text
+        assert "keep-alive" not in patient.post(server.url + PATH, json=STREAM).text
     with scripted_server(served={"keep_alive": 5.0}) as server:
-        assert "keep-alive" not in httpx.post(server.url + PATH, json=STREAM).text
+        assert "keep-alive" not in patient.post(server.url + PATH, json=STREAM).text

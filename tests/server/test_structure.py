@@ -11,10 +11,12 @@ import pytest
 
 from headrace.model.tokenizer import Tokenizer
 from headrace.server.structure import grammars
+from tests.server import patient
 from tests.server.north import action, call, joined, text, thinks
 from tests.server.scripted import VOCABULARY, Scripted, ScriptedBackend, scripted_server
 from tests.server.test_chat import PATH, events, user
 from tests.server.test_errors import error_of
+from tests.waiting import WAIT
 
 COLOURS = {
     "type": "object",
@@ -215,7 +217,7 @@ def test_a_schema_that_really_takes_long(http: httpx.Client, monkeypatch: pytest
     assert "takes more than 0.1 s to compile" in error["message"]
     assert http.post(PATH, json={"messages": user("hi")}).status_code == 200
     assert not compiled.is_set()
-    assert compiled.wait(60)  # time was all that it lacked
+    assert compiled.wait(WAIT)  # time was all that it lacked
 
 
 def test_a_backend_that_cannot_is_a_400(http: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -227,7 +229,7 @@ def test_a_backend_that_cannot_is_a_400(http: httpx.Client, monkeypatch: pytest.
 def test_models_without_a_format_of_their_own() -> None:
     tokenizer = Tokenizer.synthetic(VOCABULARY)
     tokenizer.chat_template = "{{ messages[-1].content }}"
-    with scripted_server(tokenizer) as server, httpx.Client(base_url=server.url, timeout=10) as http:
+    with scripted_server(tokenizer) as server, patient.client(server.url) as http:
         assert is_colours(ask(http, server, "Hello.", response_format=FORMAT)["content"])
         body = {"messages": user("hi"), "tools": [tool("paint")], "tool_choice": "required"}
         assert error_of(http.post(PATH, json=body), 400)["param"] == "tool_choice"

@@ -10,6 +10,7 @@ import pytest
 
 from headrace.model.tokenizer import Tokenizer
 from headrace.server.structure.answer import StructuredAnswer
+from tests.server import patient
 from tests.server.scripted import VOCABULARY, Scripted, scripted_server
 from tests.server.test_chat import PATH, user
 from tests.server.test_errors import error_of
@@ -42,7 +43,7 @@ def hermes(request: pytest.FixtureRequest) -> Iterator[Scripted]:
 
 @pytest.fixture
 def http(hermes: Scripted) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=hermes.url, timeout=10) as client:
+    with patient.client(hermes.url) as client:
         yield client
 
 

@@ -6,13 +6,13 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import httpx
 import jinja2
 import pytest
 from jinja2.sandbox import SandboxedEnvironment
 
 from headrace.load import resolve
 from headrace.model.tokenizer import ChatTemplateError, Tokenizer
+from tests.server import patient
 from tests.server.scripted import scripted_server
 from tests.server.test_unusable import CHAT, MESSAGES, RESPONSES, body
 
@@ -63,7 +63,7 @@ def test_a_template_does_not_change_the_conversation(tmp_path: Path) -> None:
 @pytest.mark.parametrize("stream", [False, True])
 def test_the_client_is_told_in_its_protocols_words(tmp_path: Path, path: str, stream: bool) -> None:
     with scripted_server(tokenizer(ESCAPES["subclasses"], tmp_path)) as server:
-        response = httpx.post(server.url + path, json=body(path, "hi", stream=stream))
+        response = patient.post(server.url + path, json=body(path, "hi", stream=stream))
         assert response.status_code == 400
         answer: dict[str, Any] = response.json()
         assert answer["error"]["type"] == "invalid_request_error"

@@ -23,6 +23,7 @@ from headrace.model.sampler import Sampled
 from headrace.server.chat import ChatReply
 from headrace.server.protocol import GenerationBody
 from headrace.server.streaming import OPENAI
+from tests.server import patient
 from tests.server.scripted import REPLY, Scripted, scripted_server
 
 Body = dict[str, Any]
@@ -124,7 +125,7 @@ def read(server: Scripted, path: str, body: Body, *, number: int = 0) -> Reading
     reading, messages = Reading(), Messages()
     headers = {"x-request-id": f"bench-{number}"}
     before = server.backend.steps
-    with httpx.stream("POST", server.url + path, json=body, headers=headers, timeout=20) as response:
+    with patient.stream("POST", server.url + path, json=body, headers=headers) as response:
         if response.status_code != 200:
             reading.error = response.reason_phrase
             return reading

@@ -7,9 +7,9 @@ import gzip
 import sys
 from pathlib import Path
 
-import httpx
 import pytest
 
+from tests.server import patient
 from tools.clients.install import Installed, NotInstallableError
 from tools.clients.server import MODEL, served
 from tools.clients.task import ABSENT, FAILED, PASSED
@@ -28,7 +28,7 @@ def test_completions_are_the_scripts_to_the_letter() -> None:
     solutions = {"def f(a, b):\n": SOLUTION}
     with served(script=lambda prompt: solutions[prompt.removeprefix("<BOS_TOKEN>")]) as server:
         body = {"model": MODEL, "prompt": "def f(a, b):\n", "max_tokens": 500, "stop": STOP}
-        reply = httpx.post(f"{server.url}/v1/completions", json=body, timeout=30).json()
+        reply = patient.post(f"{server.url}/v1/completions", json=body).json()
     assert reply["choices"][0]["text"] == SOLUTION
     assert reply["choices"][0]["finish_reason"] == "stop"
 
