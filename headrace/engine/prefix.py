@@ -100,6 +100,7 @@ class PrefixCache:
             for block in tail:
                 self._sliding.share(block)
             tables[KVGroup.SLIDING] = list(tail)
+        self._compact()
         return tables
 
     def add(self, node: Node, tokens: Sequence[int], block: int) -> Node:
@@ -197,10 +198,12 @@ class PrefixCache:
 
     def _compact(self) -> None:
         """Throw out stale entries once they outnumber the others by far."""
-        if len(self._nodes) > 4 * self._full.size + 1024:
+        most = 4 * self._full.size + 1024
+        if len(self._nodes) > most:
             self._nodes = [entry for entry in self._nodes if _is_current(entry)]
-            self._tails = [entry for entry in self._tails if _is_current_tail(entry)]
             heapq.heapify(self._nodes)
+        if len(self._tails) > most:
+            self._tails = [entry for entry in self._tails if _is_current_tail(entry)]
             heapq.heapify(self._tails)
 
     def _evict_nodes(self, count: int) -> bool:

@@ -109,6 +109,26 @@ def test_the_cache_makes_way_for_sequences() -> None:
     assert ask(engine, client, prompt_of(8, 400)).cached_tokens == 0, "all of it was needed"
 
 
+@pytest.mark.parametrize("length", [300, 30])
+@pytest.mark.parametrize("window", [None, WINDOW])
+def test_what_the_cache_notes_of_uses_does_not_grow_with_them(window: int | None, length: int) -> None:
+    """A prompt that comes again and again, or many of less than a block, never fill the pool."""
+    sizes = {FULL: 16} if window is None else {FULL: 16, SLIDING: 16}
+    manager = BlockManager(sizes, window=window, prefix_cache=True)
+    tokens = prompt_of(1, length)
+    for _ in range(2000):
+        sequence = manager.new_sequence()
+        manager.adopt(sequence, tokens)
+        assert manager.grow(sequence, length)
+        manager.remember(sequence, lambda start, end: tokens[start:end], length)
+        manager.keep_tail(sequence)
+        manager.release(sequence)
+    cache = manager.cache
+    assert cache is not None
+    assert max(len(cache._nodes), len(cache._tails)) < 1500
+    assert cache.match(tokens)[0].depth == (length - 1) // 64
+
+
 def test_what_was_used_least_recently_goes_first() -> None:
     engine, _ = cached_engine(full=24, sliding=40)
     client = Client(engine)
