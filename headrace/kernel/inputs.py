@@ -15,8 +15,9 @@ from headrace.model.constraint import mask_words
 from headrace.step.isa import TILE_ROWS
 from headrace.step.oracle.rows import LaunchRow
 
-STOP_TOKENS = 4096  # of all rows of a launch
-BIASES = 4096  # of all rows of a launch, at first; there is always room for more
+# Of all rows of a launch, at first; there is always room for more.
+STOP_TOKENS = 4096
+BIASES = 4096
 _INT32 = np.dtype(np.int32)
 _MOST = 2**31 - 1
 
@@ -39,7 +40,7 @@ class RowInputs:
         self._masked: list[int] = []
 
     def fill(self, rows: Sequence[LaunchRow | None]) -> None:
-        """Write down the rows. Raises ValueError for more stop tokens than there is room for."""
+        """Write down the rows."""
         self._rows.host[:] = np.zeros(1, ROW_INPUT)
         self._lengths.clear()
         self._masked.clear()
@@ -61,8 +62,8 @@ class RowInputs:
             if flags & RowFlag.CHANGED and self._adjusted is None:
                 padded = -(-self._shape[1] // TILE_ROWS) * TILE_ROWS
                 self._adjusted = device_bytes(self._shape[0] * padded * 4, self._device)
-        if len(stops) > STOP_TOKENS:
-            raise ValueError(f"the rows of a launch have more than {STOP_TOKENS} stop tokens")
+        if len(stops) > len(self._stops.host):
+            self._stops = Mirror((2 * len(stops),), _INT32, self._device)
         self._stops.host[: len(stops)] = stops
         if len(biases) > len(self._biases.host):
             self._biases = Mirror((2 * len(biases),), BIAS, self._device)

@@ -134,9 +134,14 @@ def test_more_biases_than_there_was_room_for_get_it() -> None:
     assert filled.addresses()["biases"] == filled._biases.device.data_ptr()
 
 
-def test_too_many_stop_tokens_are_refused() -> None:
-    with pytest.raises(ValueError, match="stop tokens"):
-        inputs().fill([row(stop_token_ids=frozenset(range(STOP_TOKENS + 1)))])
+def test_more_stop_tokens_than_there_was_room_for_get_it() -> None:
+    filled = inputs()
+    filled.fill([row(stop_token_ids=frozenset({7})), row(stop_token_ids=frozenset(range(STOP_TOKENS)))])
+    assert records(filled)["stop_first"].tolist() == [0, 1, 0, 0]
+    assert records(filled)["stop_count"].tolist() == [1, STOP_TOKENS, 0, 0]
+    sent = filled._stops.device.numpy().view(np.int32)
+    assert sent[: 1 + STOP_TOKENS].tolist() == [7, *range(STOP_TOKENS)]
+    assert filled.addresses()["stop_tokens"] == filled._stops.device.data_ptr()
 
 
 def test_counts_are_twice_the_output_and_one_for_the_prompt() -> None:
