@@ -51,7 +51,7 @@ def server() -> Iterator[Scripted]:
 
 def test_chat_parts_thoughts_words_and_calls(scripted: tuple[LLM, ScriptedBackend]) -> None:
     llm, backend = scripted
-    backend.lines.extend([THOUGHT, CALLS])
+    backend.says(THOUGHT, CALLS)
     [said] = llm.chat(HI)
     assert (said.reasoning, said.text, said.calls, said.finish_reason) == (
         "It greets me.",
@@ -67,7 +67,7 @@ def test_chat_parts_thoughts_words_and_calls(scripted: tuple[LLM, ScriptedBacken
 
 def test_a_stop_string_ends_words_and_not_thoughts(scripted: tuple[LLM, ScriptedBackend]) -> None:
     llm, backend = scripted
-    backend.lines.extend([THOUGHT] * 3)
+    backend.says(*[THOUGHT] * 3)
     params = SamplingParams(stop=["me", "day"])
     assert [(each.reasoning, each.text) for each in llm.chat([HI, HI], params)] == [
         ("It greets me.", "Good ")
@@ -83,7 +83,7 @@ def test_the_terminal_shows_no_markers(
     scripted: tuple[LLM, ScriptedBackend], capsys: pytest.CaptureFixture[str]
 ) -> None:
     llm, backend = scripted
-    backend.lines.extend([THOUGHT, CALLS.replace("<|END_ACTION|>", "a", 1)])
+    backend.says(THOUGHT, CALLS.replace("<|END_ACTION|>", "a", 1))
     said = [_speak(lambda messages: _pieces(llm, messages, SamplingParams()), HI) for _ in range(2)]
     assert said[0] == {"role": "assistant", "content": "Good day.", "reasoning": "It greets me."}
     assert said[1] == {"role": "assistant", "content": "", "reasoning": "I look."}

@@ -3,7 +3,7 @@
 What the backend says depends on words in the prompt, so that a test can ask for what it needs:
 
     "say {...}"   says what stands between the braces
-    "endless"     says "a" until it is stopped, slowly
+    "endless"     says "a" until it is stopped, slowly, and ever more slowly
     "no end"      says "a" until it is stopped, fast
     "seed"        says the request's seed
     "spoilt"      says "a" twice and then gives no numbers
@@ -11,7 +11,7 @@ What the backend says depends on words in the prompt, so that a test can ask for
     otherwise     says REPLY
 
 All of this is the answer's words: in a chat the backend writes North's markers around them. Anything else it
-says word for word, when a test has put it into `ScriptedBackend.lines`.
+says word for word, when a test has told it so by `says` or `begins`.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ TURN_TOKENS = 4  # what a chat's answer costs besides its words: three markers, 
 CONTEXT = 2048
 VOCABULARY = 512
 STEP_SECONDS = 0.0005  # long enough for other threads to act between two steps
-SLOW_STEP_SECONDS = 0.01  # fills the context in a time that no test waits for
+SLOW_STEP_SECONDS = 0.01  # at the beginning of an endless answer
+SLOWER_TOKENS = 200  # after which its steps take twice as long: the whole context takes half an hour
 
 
 class ScriptedBackend:
@@ -61,13 +62,23 @@ class ScriptedBackend:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.steps = 0
-        self.lines: collections.deque[str] = collections.deque()  # what the next requests get
-        self.pauses = False  # after such a line: no end of the turn, and no step, until somebody interrupts
+        self.closed = False
+        # What the next requests get, and whether their answers stay open after it.
+        self._lines: collections.deque[tuple[str, bool]] = collections.deque()
         self._taken: dict[int, Sequence[int]] = {}
+        self._open: set[int] = set()  # the prompts whose answers stay open
         self._tokenizer = tokenizer
         self._endless = tokenizer.encode("a") * CONTEXT
         self._spoilt = tokenizer.encode("a") * CONTEXT
         self._end = tokenizer.eos_token_ids[0]
+
+    def says(self, *lines: str) -> None:
+        """What the next requests get, word for word."""
+        self._lines.extend((line, False) for line in lines)
+
+    def begins(self, line: str) -> None:
+        """What the next request gets; after it the answer stays open until somebody stops it."""
+        self._lines.append((line, True))
 
     def prepare(self) -> None:
         pass
@@ -88,29 +99,40 @@ class ScriptedBackend:
         live = [True] * len(rows)
         scripts = [self._script(row) for row in rows]
         for step in range(steps):
-            if self.pauses and all(len(row.output) >= len(scripts[i]) for i, row in enumerate(rows)):
-                while not interrupt.is_set():
+            speak = [live[i] and not self._is_silent(row, scripts[i]) for i, row in enumerate(rows)]
+            if not any(speak):
+                while all(live) and not (interrupt.is_set() or self.closed):
                     time.sleep(STEP_SECONDS)
                 return
-            time.sleep(
-                SLOW_STEP_SECONDS if any(script is self._endless for script in scripts) else STEP_SECONDS
-            )
+            time.sleep(max(map(self._step_seconds, rows, scripts)))
             self.steps += 1
             made: list[Sampled | None] = [None] * len(rows)
             for i, row in enumerate(rows):
-                if live[i]:
+                if speak[i]:
                     made[i] = self._sampled(row, scripts[i])
                     live[i] = not row.ends(cast(Sampled, made[i]).token, step + 1)
             yield made
             if not any(live) or interrupt.is_set():
                 return
 
+    def _is_silent(self, row: DecodeRow, script: Sequence[int]) -> bool:
+        """Whether an answer that stays open has said all that it has to say."""
+        return id(row.prompt) in self._open and len(row.output) >= len(script)
+
+    def _step_seconds(self, row: DecodeRow, script: Sequence[int]) -> float:
+        if script is not self._endless:
+            return STEP_SECONDS
+        return float(SLOW_STEP_SECONDS * 2 ** (len(row.output) // SLOWER_TOKENS))
+
     def _script(self, row: DecodeRow) -> Sequence[int]:
         """The tokens of the whole reply, without the end of the turn."""
-        if id(row.prompt) not in self._taken and self.lines:
-            self._taken[id(row.prompt)] = self._encode(self.lines.popleft())
-        if (line := self._taken.get(id(row.prompt))) is not None:
-            return line
+        if id(row.prompt) not in self._taken and self._lines:
+            line, stays_open = self._lines.popleft()
+            self._taken[id(row.prompt)] = self._encode(line)
+            if stays_open:
+                self._open.add(id(row.prompt))
+        if (taken := self._taken.get(id(row.prompt))) is not None:
+            return taken
         prompt = self._tokenizer.decode(row.prompt)
         if "crash" in prompt:
             raise RuntimeError("the script says so")
@@ -165,6 +187,10 @@ class WatchedEngine(AsyncEngine):
         self.submitted.append(request)
         return request
 
+    def close(self) -> None:
+        self.backend.closed = True  # answers that stay open would keep it at work
+        super().close()
+
     def cancel(self, request: Request) -> None:
         self.cancelled_at.setdefault(request, self.backend.steps)
         super().cancel(request)
@@ -181,12 +207,11 @@ class Scripted:
 
     def says(self, *lines: str) -> None:
         """What the next requests get, word for word."""
-        self.backend.lines.extend(lines)
+        self.backend.says(*lines)
 
     def begins(self, line: str) -> None:
         """What the next request gets; after it the answer stays open until somebody stops it."""
-        self.says(line)
-        self.backend.pauses = True
+        self.backend.begins(line)
 
     @property
     def prompt(self) -> str:

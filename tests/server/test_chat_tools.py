@@ -133,11 +133,10 @@ def test_what_might_have_been_a_stop_string_comes_before_the_call(
 
 
 def test_a_stop_string_ends_the_work(http: httpx.Client, server: Scripted) -> None:
-    server.says(thinks("", text("STOP" + "a" * 1500)))
+    server.begins("<|END_THINKING|><|START_TEXT|>STOP" + "a" * 100)
     answer = http.post(PATH, json=BODY | {"stop": "STOP"}).json()
     assert answer["usage"]["completion_tokens"] == 2 + len("STOP")
-    server.wait_idle(1.0)
-    assert len(server.engine.submitted[-1].output) < 1000
+    server.wait_idle()  # by itself it never ends
 
 
 def test_usage_counts_reasoning(http: httpx.Client, server: Scripted) -> None:

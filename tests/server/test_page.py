@@ -141,7 +141,6 @@ def test_stop_ends_the_answer_in_the_engine_too(visit: Visit, served: Scripted) 
     expect(visit.page.locator(".facts")).to_contain_text("stopped")
     expect(visit.page.locator("#left")).to_have_text("1")
     assert served.engine.counters.cancelled == 1
-    served.backend.pauses = False
     expect(visit.page.get_by_role("button", name="Send")).to_be_enabled()
     visit.say("hi")  # what was said so far is kept, and the talk goes on
     answers(visit, 2)
