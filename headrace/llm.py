@@ -22,7 +22,14 @@ from typing import TYPE_CHECKING, Any
 from headrace.engine.async_engine import AsyncEngine
 from headrace.engine.build import build_engine
 from headrace.engine.options import EngineOptions
-from headrace.engine.request import FinishReason, Output, OutputSink, QueueFullError, Request
+from headrace.engine.request import (
+    EngineDeadError,
+    FinishReason,
+    Output,
+    OutputSink,
+    QueueFullError,
+    Request,
+)
 from headrace.load import Loaded, load
 from headrace.model.progress import Progress
 from headrace.model.sampling import SamplingParams, TokenLogprobs
@@ -42,7 +49,7 @@ class GenerationError(RuntimeError):
     """The engine failed while it worked on a prompt; the message says how.
 
     `completions` are those of the whole batch: what the other prompts gave is not lost. `failed` are the
-    places of the prompts that failed.
+    places of the prompts that failed, in order.
     """
 
     def __init__(
@@ -205,10 +212,10 @@ class LLM:
         `params` are for all prompts, or a list with one for each.
 
         Raises EngineError for a prompt that the engine cannot take, and GenerationError, when all others have
-        ended, if it fails on one.
+        ended, if it fails on one, or altogether.
         """
         listed = [prompts] if _is_prompt(prompts) else prompts
-        given = _spread(params or self.sampling, len(listed))
+        given = _spread(self._params(params), len(listed))
         return _Batch(self._engine, list(map(self._continuation, listed, given))).run()
 
     def chat(
@@ -224,7 +231,7 @@ class LLM:
         Raises ChatTemplateError besides what `generate` raises.
         """
         conversations = [messages] if _is_conversation(messages) else messages
-        given = _spread(params or self.sampling, len(conversations))
+        given = _spread(self._params(params), len(conversations))
         jobs = [self._turn(each, own, variables) for each, own in zip(conversations, given, strict=True)]
         return _Batch(self._engine, jobs).run()
 
@@ -238,7 +245,7 @@ class LLM:
 
         The request is queued at the first `next`, which raises what `generate` would.
         """
-        given = params or self.sampling
+        given = self.sampling if params is None else params
         if _is_conversation(prompt):
             job = self._turn(prompt, given, variables)
         else:
@@ -265,6 +272,11 @@ class LLM:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def _params(
+        self, given: SamplingParams | Sequence[SamplingParams] | None
+    ) -> SamplingParams | Sequence[SamplingParams]:
+        return self.sampling if given is None else given
 
     def _continuation(self, prompt: Prompt, params: SamplingParams) -> _Job:
         return _Job(self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt), params)
@@ -295,7 +307,7 @@ class _Batch:
                 self._receive()
             if self._failures:
                 [message, *_] = self._failures.values()
-                raise GenerationError(message, self._completions, list(self._failures))
+                raise GenerationError(message, self._completions, sorted(self._failures))
         finally:
             for request in self._running.values():
                 self._engine.cancel(request)
@@ -309,6 +321,10 @@ class _Batch:
                 self._running[index] = self._jobs[index].submit(self._engine, partial(self._deliver, index))
             except QueueFullError:
                 return
+            except EngineDeadError as error:
+                if len(self._waiting) == len(self._jobs):
+                    raise  # before the batch: there is nothing to lose
+                self._fail(index, str(error))
             self._waiting.popleft()
 
     def _deliver(self, index: int, output: Output) -> None:
@@ -325,14 +341,21 @@ class _Batch:
         try:
             piece = self._jobs[index].read(output)
         except GenerationError as error:
-            self._failures[index] = str(error)
-            piece = Piece((), (), (), FinishReason.ERROR)
-        self._completions[index].add(piece)
+            piece = self._fail(index, str(error))
+        else:
+            self._completions[index].add(piece)
         if piece.finish_reason is not None:
             request = self._running.pop(index)
             self._completions[index].prompt_logprobs = request.prompt_logprobs
             if output.finish_reason is None:  # its turn has ended before the engine knows
                 self._engine.cancel(request)
+
+    def _fail(self, index: int, message: str) -> Piece:
+        """Note that a prompt has failed; what that adds to its completion."""
+        self._failures[index] = message
+        piece = Piece((), (), (), FinishReason.ERROR)
+        self._completions[index].add(piece)
+        return piece
 
 
 def _is_conversation(given: Prompt | Conversation | Sequence[Conversation]) -> TypeIs[Conversation]:

@@ -11,7 +11,7 @@ import torch
 
 from headrace import LLM, SamplingParams
 from headrace.engine.options import OptionError
-from headrace.engine.request import ContextLengthError, PromptError
+from headrace.engine.request import ContextLengthError, EngineDeadError, PromptError
 from headrace.llm import GenerationError, Prompt, Usage
 from headrace.load import Loaded, SourceError
 from headrace.model.tokenizer import Tokenizer
@@ -61,6 +61,8 @@ def test_parameters_for_each_prompt(llm: LLM) -> None:
     assert (second.text, second.logprobs) == ("5", [])
     with pytest.raises(ValueError, match="2 sampling parameters for 1 prompts"):
         llm.generate("hi", params)
+    with pytest.raises(ValueError, match="0 sampling parameters for 1 prompts"):
+        llm.generate("hi", [])
 
 
 def test_chat(llm: LLM) -> None:
@@ -112,6 +114,18 @@ def test_a_prompt_that_fails_alone_leaves_the_others_their_answers() -> None:
         assert [each.text for each in error.value.completions] == ["x", "aa", "y", "aa", "z"]
         assert [each.finish_reason for each in error.value.completions] == ["stop", "error"] * 2 + ["stop"]
         assert llm.generate("say {x}")[0].text == "x"
+
+
+def test_an_engine_that_fails_in_a_batch_leaves_the_answers_that_there_are() -> None:
+    """Prompts that still wait for a place in the queue have failed with those that run."""
+    with scripted_llm(max_sequences=1, queue=1) as llm:
+        with pytest.raises(GenerationError, match="the script says so") as error:
+            llm.generate(["say {x}", "crash", "say {y}", "say {z}"])
+        assert error.value.failed == [1, 2, 3]
+        assert [each.text for each in error.value.completions] == ["x", "", "", ""]
+        assert [each.finish_reason for each in error.value.completions] == ["stop"] + ["error"] * 3
+        with pytest.raises(EngineDeadError, match="the script says so"):
+            llm.generate("say {x}")
 
 
 def test_mistakes_show_before_the_load() -> None:
