@@ -166,6 +166,7 @@ def test_files_side_by_side(tmp_path: Path) -> None:
         (["decode", "--point", "8K"], "is not ROWSxCONTEXT"),
         (["decode", "--synthetic", "nothing"], "there is no shape called 'nothing'"),
         (["compare", "no-such-file.json"], "there is no file no-such-file.json"),
+        (["decode", "--vllm", "no-such-file.json"], "there is no file no-such-file.json"),
     ],
 )
 def test_refusals(arguments: list[str], words: str) -> None:

@@ -83,7 +83,7 @@ def join(path: Path, theirs: Path, command: str) -> None:
     content = json.loads(path.read_text(encoding="utf-8"))
     try:
         results = read_results(theirs)
-    except (OSError, ResultsError):
+    except ResultsError:
         return
     content["command"] = command
     content["versions"]["vllm"] = results.title.removeprefix("vLLM ")

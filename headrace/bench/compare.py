@@ -46,10 +46,14 @@ class Results:
 
 
 def read_results(path: Path, *, phase: str = OWN_ROUTER) -> Results:
-    """Raises ResultsError for a file of another kind, OSError if it cannot be read."""
+    """Raises ResultsError for a file of another kind, or one that cannot be read."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
+    except FileNotFoundError:
+        raise ResultsError(f"there is no file {path}") from None
+    except OSError as error:
+        raise ResultsError(f"{path} cannot be read: {error.strerror}") from None
+    except ValueError as error:
         raise ResultsError(f"{path} is not JSON: {error}") from None
     try:
         if "points" in content:

@@ -83,11 +83,19 @@ def test_other_files_are_refused(tmp_path: Path, content: object, words: str) ->
         read_results(saved(tmp_path, content))
 
 
-def test_a_file_that_is_not_json(tmp_path: Path) -> None:
+@pytest.mark.parametrize("content", [b"no", b"\x89PNG"])
+def test_a_file_that_is_not_json(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "picture.png"
-    path.write_text("no")
+    path.write_bytes(content)
     with pytest.raises(ResultsError, match="not JSON"):
         read_results(path)
+
+
+def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(ResultsError, match=r"there is no file .*nothing\.json"):
+        read_results(tmp_path / "nothing.json")
+    with pytest.raises(ResultsError, match="cannot be read"):
+        read_results(tmp_path)
 
 
 def test_vllms_speed_joins_the_points_that_it_was_measured_at(tmp_path: Path) -> None:
