@@ -152,9 +152,9 @@ class Engine:
 
     def cancel(self, request: Request) -> None:
         """End a request, wherever it is. Does nothing for one that has ended."""
-        with self._lock:
+        with self._lock:  # the call is told before its steps are counted: a thread may be stopped in between
+            self._interrupt.set()
             self._cancelled.setdefault(request, self.counters.steps)
-        self._interrupt.set()
 
     def _make_request(self, prompt: Seq[int], params: SamplingParams, sink: OutputSink) -> Request:
         if not prompt:

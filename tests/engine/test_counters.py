@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
 
 import pytest
 
 from headrace.engine.backend import DecodeRow, Interrupt
 from headrace.engine.counters import Counters
-from headrace.engine.engine import KVUse
+from headrace.engine.engine import Engine, KVUse
+from headrace.engine.null_backend import NullBackend
 from headrace.engine.request import Output
 from headrace.model.config import KVGroup
 from headrace.model.sampler import Sampled
 from headrace.model.sampling import SamplingParams
 from tests.engine.ledger import Client, ledger_engine, prompt_of
 from tests.engine.test_engine import CancelsDuringTheCall, run, submit, text_engine
+from tests.waiting import WAIT
 
 FULL = KVGroup.FULL
 
@@ -120,6 +123,50 @@ def test_a_cancellation_takes_one_step_and_a_late_one_is_seen() -> None:
     assert (counters.cancelled, counters.cancelled_late) == (1, 0)
     counters = cancelled_during_a_call(Deaf(**sizes))
     assert (counters.cancelled, counters.cancelled_late) == (1, 1)
+
+
+class SlowToBeSet(threading.Event):
+    """An interrupt whose thread is stopped before it is set, until somebody lets it go on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reached, self.go_on = threading.Event(), threading.Event()
+
+    def set(self) -> None:
+        self.reached.set()
+        assert self.go_on.wait(WAIT)
+        super().set()
+
+
+class CancelledSlowly(NullBackend):
+    """Somebody begins to cancel in the second step, and comes to an end in the eighth."""
+
+    engine: Engine
+
+    def run(
+        self, rows: Sequence[DecodeRow], steps: int, interrupt: Interrupt
+    ) -> Iterator[Sequence[Sampled | None]]:
+        assert isinstance(interrupt, SlowToBeSet)
+        somebody = threading.Thread(target=self.engine.cancel, args=[next(iter(self.engine._live))])
+        for number, made in enumerate(super().run(rows, steps, interrupt), start=1):
+            if number == 2:
+                somebody.start()
+                assert interrupt.reached.wait(WAIT)
+            if number == 8:
+                interrupt.go_on.set()
+                somebody.join()
+            yield made
+
+
+def test_a_thread_that_is_stopped_while_it_cancels_makes_no_late_cancellation() -> None:
+    backend = CancelledSlowly(vocab_size=512, max_rows=4, max_steps=16)
+    engine = backend.engine = text_engine(backend=backend)
+    outputs: list[Output] = []
+    engine.submit([1], SamplingParams(max_tokens=20, ignore_eos=True), outputs.append)
+    engine._interrupt = SlowToBeSet()
+    run(engine)
+    assert engine.counters.steps == 8
+    assert (engine.counters.cancelled, engine.counters.cancelled_late) == (1, 0)
 
 
 def test_what_becomes_of_the_blocks() -> None:

@@ -173,7 +173,7 @@ class ScriptedBackend:
 
 
 class WatchedEngine(AsyncEngine):
-    """Remembers what was submitted, and at which step something was cancelled."""
+    """Remembers what was submitted, and after which step something had been cancelled."""
 
     backend: ScriptedBackend
 
@@ -192,8 +192,8 @@ class WatchedEngine(AsyncEngine):
         super().close()
 
     def cancel(self, request: Request) -> None:
-        self.cancelled_at.setdefault(request, self.backend.steps)
         super().cancel(request)
+        self.cancelled_at.setdefault(request, self.backend.steps)
 
 
 @dataclass
