@@ -17,6 +17,7 @@ from headrace.step.balance import Ints, divide, evenly
 from headrace.step.builder import Builder, Ranges, Wait, tile_bytes
 from headrace.step.division import attention_items, chunks_of, share_of
 from headrace.step.isa import ELEMENT_BYTES, Buffer, Flag, Opcode, Pairing
+from headrace.step.limit import distinct_experts
 from headrace.step.machine import MERGED_TILES
 from headrace.step.weights import Kind, WeightMap
 
@@ -179,7 +180,7 @@ class BlockPlanner:
     def _expert_up(self, layer: int, x: Wait, norm: int, mlp: MoEMLP, routing: Wait) -> Wait:
         matrix = self.weights.get(Kind.EXPERT_UP, layer)
         sms = self.sizes.sms
-        items = expected_experts(mlp, self.sizes.rows) * matrix.tiles
+        items = self._experts(mlp) * matrix.tiles
         sizes = np.array([len(share_of(items, share, sms)) for share in range(sms)], dtype=np.int64)
         done = Wait(self.builder.counter(f"up[{layer}]"), sms)
         every = Ranges(np.zeros(sms, dtype=np.int64), np.full(sms, matrix.tiles, dtype=np.int64))
@@ -281,7 +282,11 @@ class BlockPlanner:
             loader=routing,
             signal_counter=x.counter,
         )
-        self.builder.read(self.owned.count * tile_bytes(matrix) * expected_experts(mlp, self.sizes.rows))
+        self.builder.read(self.owned.count * tile_bytes(matrix) * self._experts(mlp))
+
+    def _experts(self, mlp: MoEMLP) -> int:
+        """How many experts a step is expected to read of a layer."""
+        return round(distinct_experts(mlp.experts, mlp.top_k, self.sizes.rows))
 
     def _down(
         self,
@@ -329,8 +334,3 @@ class BlockPlanner:
             counts[own] = divide(total // groups, weight, self.builder.loads[own], caps)
         self.builder.read(counts * weight)
         return counts
-
-
-def expected_experts(mlp: MoEMLP, rows: int) -> int:
-    """How many experts `rows` rows are expected to use when every expert is as likely as any."""
-    return round(mlp.experts * (1 - (1 - mlp.top_k / mlp.experts) ** rows))

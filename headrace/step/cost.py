@@ -25,7 +25,7 @@ NEVER = float("inf")
 
 @dataclass(frozen=True, kw_only=True)
 class Costs:
-    """Measured on an H200, each by itself (the probes' README has the tables).
+    """Measured on an H200, each by itself, by programs that are older than the kernel and not kept here.
 
     bandwidth      of bulk copies into rings, by pages of 16 KB in flight on an SM: 2, 3, more
     latency        of a page: 32 KB in flight on each of 132 SMs give 4.2 TB/s (Little's law). Storing results

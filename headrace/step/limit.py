@@ -69,10 +69,16 @@ def kv_bytes(config: ModelConfig, positions: Sequence[float]) -> float:
 def uniform_experts(config: ModelConfig, rows: int) -> float:
     """How many distinct experts, over all layers, `rows` rows would use if all were equally likely."""
     return sum(
-        layer.mlp.experts * (1 - (1 - layer.mlp.top_k / layer.mlp.experts) ** rows)
+        distinct_experts(layer.mlp.experts, layer.mlp.top_k, rows)
         for layer in config.layers
         if isinstance(layer.mlp, MoEMLP)
     )
+
+
+def distinct_experts(experts: int, top_k: int, rows: int) -> float:
+    """How many of a layer's `experts` the `top_k` of each of `rows` rows are, on average, if all are equally
+    likely."""
+    return experts * (1 - (1 - top_k / experts) ** rows)
 
 
 def _is_static(kind: Kind, config: ModelConfig) -> bool:

@@ -21,7 +21,7 @@ ORDER_PAGES = 2**16 - 1  # that one order of the loader names at most: two bytes
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """Constants that measurement chose (see the probes' results in the design).
+    """Constants that measurement chose: docs/performance-log.md has what deeper rings and other caps brought.
 
     `ring_pages` pages of shared memory hold what was fetched ahead; of these `in_flight` may be under way.
     """

@@ -11,6 +11,7 @@ from functools import lru_cache
 from headrace.step.cost import Costs, Event, Work
 from headrace.step.division import attention_items, chunks_of, share_of
 from headrace.step.isa import PAGE_BYTES_MAX, Field, Opcode
+from headrace.step.limit import distinct_experts
 from headrace.step.plan import Plan
 
 _GEMMS = (
@@ -56,22 +57,18 @@ class PageCounts:
         if opcode is Opcode.ATTENTION:
             return self._attention(words[Field.WINDOW], share, shares)
         if opcode is Opcode.EXPERT_UP:
-            experts = active_experts(words, len(self._positions))
-            return len(share_of(experts * tiles, share, shares)) * per_tile
+            return len(share_of(self._experts(words) * tiles, share, shares)) * per_tile
         if opcode is Opcode.EXPERT_DOWN:
-            return active_experts(words, len(self._positions)) * tiles * per_tile
+            return self._experts(words) * tiles * per_tile
         return 0
+
+    def _experts(self, words: Sequence[int]) -> int:
+        return round(distinct_experts(words[Field.EXPERTS], words[Field.TOP_K], len(self._positions)))
 
     def _attention_pages(self, window: int, share: int, shares: int) -> int:
         items = attention_items(self._positions, self._kv_heads, window, share, shares)
         blocks = [chunks_of(self._positions[item.row], window).blocks(item.chunk) for item in items]
         return 2 * sum(len(each) for each in blocks)
-
-
-def active_experts(words: Sequence[int], rows: int) -> int:
-    """How many experts `rows` rows are expected to use when every expert is as likely as any."""
-    experts, top_k = words[Field.EXPERTS], words[Field.TOP_K]
-    return round(experts * (1 - (1 - top_k / experts) ** rows))
 
 
 def _work(words: Sequence[int], pages: int, step: int) -> Work:
