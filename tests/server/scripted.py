@@ -41,7 +41,7 @@ from headrace.model.sampler import NO_TOKEN, Sampled
 from headrace.model.sampling import TokenLogprobs
 from headrace.model.tokenizer import Tokenizer
 from headrace.server.app import Server, ServerOptions, bind, create_app
-from tests.waiting import WAIT, comes
+from tests.waiting import WAIT, comes, until
 
 REPLY = "Hello there."
 TURN_TOKENS = 4  # what a chat's answer costs besides its words: three markers, and the end of the turn
@@ -228,6 +228,14 @@ class Scripted:
             return state.running >= running and state.waiting >= waiting
 
         assert comes(busy), f"never that busy: {self.engine.state}"
+
+    def wait_tokens(self, number: int) -> None:
+        """Wait until the first token of a request is on its way to its client: there is a second one by then.
+
+        `number` is how many had been submitted before it.
+        """
+        submitted = self.engine.submitted
+        until(lambda: len(submitted) > number and len(submitted[number].output) > 1)
 
     def wait_none_waiting(self) -> None:
         """What was taken back is gone with the engine's next step."""

@@ -50,7 +50,7 @@ def leave_while_running(server: Scripted, path: str = PATH, *, stream: bool, sec
     that is not asked for within `seconds`."""
     seen = len(server.engine.submitted)
     connection = post_and_keep(server, path, stream=stream)
-    server.wait_busy(running=1)
+    server.wait_tokens(seen)
     if stream:
         assert connection.recv(1000).startswith(b"HTTP/1.1 200")
     connection.close()
@@ -58,7 +58,6 @@ def leave_while_running(server: Scripted, path: str = PATH, *, stream: bool, sec
     request = server.engine.submitted[seen]
     steps_after = server.backend.steps - server.engine.cancelled_at[request]
     assert steps_after <= 1
-    assert request.output
 
 
 @pytest.mark.parametrize("path", PATHS)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -125,9 +124,11 @@ def test_a_tool_call(http: httpx.Client, server: Scripted, lines: Lines) -> None
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_client_that_leaves(server: Scripted, lines: Lines, stream: bool) -> None:
+    seen = len(server.engine.submitted)
     connection = post_and_keep(server, stream=stream)
-    server.wait_busy(running=1)
-    time.sleep(0.05)
+    server.wait_tokens(seen)
+    if stream:
+        assert connection.recv(1000).startswith(b"HTTP/1.1 200")
     connection.close()
     fields = lines.of()
     assert fields["cancelled"] is True
