@@ -15,7 +15,7 @@ from tests.server import patient
 from tests.server.scripted import CONTEXT, REPLY, TURN_TOKENS, Scripted, scripted_server
 from tests.server.test_chat import PATH, user
 from tests.server.test_disconnect import post_and_keep
-from tests.waiting import comes
+from tests.waiting import comes, until
 
 ANSWER_TOKENS = len(REPLY) + TURN_TOKENS
 
@@ -82,7 +82,7 @@ def test_tokens_steps_and_times_of_an_answer(fresh: Scripted) -> None:
     assert found["request_generation_tokens_sum"] == usage["completion_tokens"]
     first, whole = found["time_to_first_token_seconds_sum"], found["e2e_request_latency_seconds_sum"]
     between = found["inter_token_latency_seconds_sum"]
-    assert 0 < found["request_queue_time_seconds_sum"] < first < whole < 5
+    assert 0 < found["request_queue_time_seconds_sum"] < first < whole < spent
     assert whole == pytest.approx(first + between)
     assert found["request_time_per_output_token_seconds_sum"] == pytest.approx(between / (ANSWER_TOKENS - 1))
     assert 0 < found["decode_seconds_total"] + found["prefill_seconds_total"] < spent
@@ -103,6 +103,7 @@ def test_rows_queue_and_kv_while_requests_run() -> None:
     with scripted_server(max_sequences=2) as server:
         kept = [post_and_keep(server, n=2), post_and_keep(server)]
         server.wait_busy(running=2, waiting=1)
+        until(lambda: server.engine.counters.steps_by_rows)
         found = figures(server)
         assert (found["num_requests_running"], found["num_requests_waiting"]) == (2, 1)
         held, free = (found[f"kv_cache_blocks{{group=full,state={each}}}"] for each in ("held", "free"))
@@ -122,8 +123,9 @@ def test_a_client_that_leaves_is_counted_and_was_stopped_within_a_step(fresh: Sc
     connection = post_and_keep(fresh, stream=stream)
     fresh.wait_busy(running=1)
     connection.close()
-    found = settled(fresh, "request_cancellations_total", 1)
-    assert settled(fresh, "engine_cancellations_total", 1)["late_cancellations_total"] == 0
+    settled(fresh, "request_cancellations_total", 1)
+    found = settled(fresh, "engine_cancellations_total", 1)
+    assert found["late_cancellations_total"] == 0
     assert found["request_success_total{finished_reason=abort}"] == 1
     assert not any(name.startswith("request_errors_total{") for name in found)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -45,7 +46,8 @@ class Lines:
 
 
 @pytest.fixture
-def lines(caplog: pytest.LogCaptureFixture) -> Iterator[Lines]:
+def lines(caplog: pytest.LogCaptureFixture, http: httpx.Client) -> Iterator[Lines]:
+    http.get("/health")  # when this is answered, what was asked before has had its lines
     with caplog.at_level(logging.INFO, logger="headrace"):
         yield Lines(caplog)
 
@@ -56,9 +58,11 @@ def post(http: httpx.Client, request_id: str, path: str = PATH, **body: object) 
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_chat(http: httpx.Client, server: Scripted, lines: Lines, stream: bool) -> None:
+    begun = time.monotonic()
     response = post(http, "mine-1", messages=user("hi"), stream=stream)
     assert response.headers["x-request-id"] == "mine-1"
     fields = lines.of("mine-1")
+    spent = 1000 * (time.monotonic() - begun)
     request = server.engine.submitted[-1]
     completion = len(REPLY) + TURN_TOKENS  # the synthetic tokenizer has a token a character
     if not stream:
@@ -66,7 +70,7 @@ def test_a_chat(http: httpx.Client, server: Scripted, lines: Lines, stream: bool
         assert usage["completion_tokens"] == fields["completion_tokens"]
         assert usage["prompt_tokens"] == fields["prompt_tokens"]
     times = [fields.pop(name) for name in ("queue_ms", "ttft_ms", "total_ms")]
-    assert 0 <= times[0] < times[1] < times[2] < 5000
+    assert 0 <= times[0] < times[1] < times[2] < spent
     assert fields == {
         "id": "mine-1",
         "method": "POST",
