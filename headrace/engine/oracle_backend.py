@@ -7,8 +7,10 @@ model, which shares the KV pages.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 from headrace.engine.backend import DecodeRow, Interrupt
+from headrace.engine.kernel_backend import launch_row
 from headrace.engine.torch_backend import TorchBackend
 from headrace.model.batch import Span
 from headrace.model.kv import KVCache
@@ -81,7 +83,7 @@ class OracleBackend:
         oracle = self._oracle(len(rows))
         if any(row.constraint is not None for row in rows):
             steps = 1  # a launch cannot ask for the next mask
-        yield from oracle.launch([launch_row(row) for row in rows], steps, interrupt.is_set)
+        yield from oracle.launch([as_it_is(launch_row(row)) for row in rows], steps, interrupt.is_set)
 
     def _oracle(self, rows: int) -> Oracle:
         """The oracle of the smallest capacity that takes so many rows."""
@@ -100,18 +102,6 @@ class OracleBackend:
         return self._oracles[capacity]
 
 
-def launch_row(row: DecodeRow) -> LaunchRow:
-    """A row as a launch takes it. The lists are copied: the engine appends to them while the launch runs."""
-    return LaunchRow(
-        slot=row.slot,
-        token=row.token,
-        position=row.position,
-        tables=row.tables,
-        params=row.params,
-        seed=row.seed,
-        prompt=tuple(row.prompt),
-        output=tuple(row.output),
-        max_tokens=row.max_tokens,
-        stop_token_ids=row.stop_token_ids,
-        allowed=None if row.constraint is None else row.constraint.mask(),
-    )
+def as_it_is(row: LaunchRow) -> LaunchRow:
+    """The row with copies of the sequence's lists: the engine appends to these while the launch runs."""
+    return replace(row, prompt=tuple(row.prompt), output=tuple(row.output))

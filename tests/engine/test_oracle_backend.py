@@ -50,6 +50,14 @@ def test_sampled_requests(model: Model, tokenizer: Tokenizer) -> None:
     both(model, tokenizer, params, max_sequences=4, max_context=512)
 
 
+def test_a_token_counts_once_in_the_call_that_makes_it(model: Model, tokenizer: Tokenizer) -> None:
+    """The engine appends it to the sequence's output while the launch still runs."""
+    few = {3: 100.0, 5: 100.0, 8: 100.0}
+    params = [SamplingParams(temperature=0, frequency_penalty=0.5, logit_bias=few, max_tokens=16)]
+    [made] = both(model, tokenizer, params, max_sequences=1, max_context=512)
+    assert set(made) == set(few)
+
+
 class Ladder:
     """Allows only the tokens of one residue after another, and none of them in its third place."""
 
