@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -12,6 +12,7 @@ from tests.server import patient
 from tests.server.scripted import Scripted, scripted_server
 from tests.server.test_chat import PATH, user
 from tests.server.test_disconnect import post_and_keep
+from tests.waiting import WAIT
 
 BEGINS, ENDS = "#", "~"  # of the answer; no event has them for another reason
 WORDS = f"say {{{BEGINS}abcdefgh{ENDS}}}"
@@ -24,8 +25,7 @@ PROTOCOLS: list[tuple[str, dict[str, Any], str]] = [
     ("/v1/messages", STREAM, PING),
 ]
 EVERY_PROTOCOL = pytest.mark.parametrize(("path", "body", "sign"), PROTOCOLS)
-SECONDS = 10.0
-HELD_SECONDS = 8.0  # after which a held-up engine goes on, so that a red test ends
+HELD_SECONDS = WAIT / 2  # after which a held-up engine goes on, so that a red test ends
 
 
 @pytest.fixture
@@ -35,14 +35,19 @@ def server() -> Iterator[Scripted]:
         running.wait_idle()
 
 
-def read_until_signs(pieces: Iterator[str], sign: str) -> str:
-    """What comes up to the second sign of life."""
+def read_until(pieces: Iterator[str], enough: Callable[[str], bool]) -> str:
+    """What comes until it is enough, or all."""
     received = ""
     for piece in pieces:
         received += piece
-        if received.count(sign) >= 2:
+        if enough(received):
             break
     return received
+
+
+def read_until_signs(pieces: Iterator[str], sign: str) -> str:
+    """What comes up to the second sign of life."""
+    return read_until(pieces, lambda received: received.count(sign) >= 2)
 
 
 @EVERY_PROTOCOL
@@ -101,7 +106,7 @@ def test_a_stream_that_falls_silent_while_it_decodes_shows_that_it_lives(
             yield made
 
     monkeypatch.setattr(server.backend, "run", held_up)
-    before = until_the_second_sign(server, path, body, sign, entered, go_on)
+    before = until_the_second_sign(server, path, body, sign, entered, go_on, said=BEGINS)
     assert BEGINS in before
 
 
@@ -112,23 +117,27 @@ def until_the_second_sign(
     sign: str,
     entered: threading.Event,
     go_on: threading.Event,
+    *,
+    said: str = "",
 ) -> str:
-    """What comes while the engine is held up: two signs of life. The rest must come when it goes on."""
+    """What comes until the engine is held up, with what it has `said` by then, and while it is: two signs of
+    life. The rest must come when it goes on."""
     with patient.stream("POST", server.url + path, json=body) as response:
         pieces = response.iter_text()
         try:
-            before = read_until_signs(pieces, sign)
+            before = read_until(pieces, lambda received: entered.is_set() and said in received)
+            silence = read_until_signs(pieces, sign)
             assert entered.is_set()
-            assert before.count(sign) >= 2, "never a second sign"
-            assert ENDS not in before
+            assert silence.count(sign) >= 2, "never a second sign"
+            assert ENDS not in before + silence
         finally:
             go_on.set()
         assert ENDS in "".join(pieces)
-    return before
+    return before + silence
 
 
 def test_streams_that_are_not_silent_have_none_and_zero_is_never() -> None:
     with scripted_server(served={"keep_alive": 0.0}) as server:
         assert "keep-alive" not in patient.post(server.url + PATH, json=STREAM).text
-    with scripted_server(served={"keep_alive": 5.0}) as server:
+    with scripted_server(served={"keep_alive": WAIT}) as server:
         assert "keep-alive" not in patient.post(server.url + PATH, json=STREAM).text
