@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import codecs
 import json
-import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +25,7 @@ from headrace.server.protocol import GenerationBody
 from headrace.server.streaming import OPENAI
 from tests.server import patient
 from tests.server.scripted import REPLY, Scripted, scripted_server
+from tests.waiting import WAIT
 
 Body = dict[str, Any]
 LENGTH = 30  # tokens asked for: more than REPLY has, so that only ignore_eos brings as many
@@ -120,8 +121,15 @@ class Reading:
             self.output_tokens, self.prompt_tokens = usage["completion_tokens"], usage["prompt_tokens"]
 
 
-def read(server: Scripted, path: str, body: Body, *, number: int = 0) -> Reading:
-    """Send a request and read its stream as the client does."""
+def read(
+    server: Scripted,
+    path: str,
+    body: Body,
+    *,
+    number: int = 0,
+    heard: Callable[[bytes], object] = lambda piece: None,
+) -> Reading:
+    """Send a request and read its stream as the client does. `heard` gets what the network has brought."""
     reading, messages = Reading(), Messages()
     headers = {"x-request-id": f"bench-{number}"}
     before = server.backend.steps
@@ -132,6 +140,7 @@ def read(server: Scripted, path: str, body: Body, *, number: int = 0) -> Reading
         for piece in response.iter_raw():
             for message in messages.take(piece):
                 reading.add(message, server.backend.steps - before)
+            heard(piece)
     return reading
 
 
@@ -163,17 +172,19 @@ def test_a_prompt_of_tokens(server: Scripted) -> None:
     assert (reading.text, reading.output_tokens, reading.prompt_tokens) == ("ü€", LENGTH, len(tokens))
 
 
-def slowly(server: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first step of every call takes so long that what is sent before it has arrived by then."""
-    run = server.backend.run
+def held_up(server: Scripted, monkeypatch: pytest.MonkeyPatch, *, seconds: float = WAIT) -> threading.Event:
+    """What the first step waits for, `seconds` at most."""
+    run, go_on = server.backend.run, threading.Event()
 
     def late(
         rows: Sequence[DecodeRow], steps: int, interrupt: Interrupt
     ) -> Iterator[Sequence[Sampled | None]]:
-        time.sleep(0.2)
+        go_on.wait(seconds)
+        go_on.set()
         yield from run(rows, steps, interrupt)
 
     monkeypatch.setattr(server.backend, "run", late)
+    return go_on
 
 
 @pytest.mark.parametrize("path", BODIES)
@@ -181,7 +192,7 @@ def test_the_first_chunk_is_not_there_before_the_first_token(
     server: Scripted, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The client takes any chunk with choices for a token, and its time for that of the first."""
-    slowly(server, monkeypatch)
+    held_up(server, monkeypatch, seconds=0.2)  # long enough for a hasty chunk to arrive
     assert read(server, path, BODIES[path]("hi")).steps_before >= 1
 
 
@@ -235,8 +246,8 @@ def test_a_role_that_comes_at_once_is_seen(server: Scripted, monkeypatch: pytest
             yield event
 
     monkeypatch.setattr(ChatReply, "events", hasty)
-    slowly(server, monkeypatch)
-    assert read(server, CHAT, chat("hi")).steps_before == 0
+    go_on = held_up(server, monkeypatch)
+    assert read(server, CHAT, chat("hi"), heard=lambda piece: go_on.set()).steps_before == 0
 
 
 @pytest.mark.parametrize("path", BODIES)
@@ -274,8 +285,13 @@ def test_what_it_makes_of_the_pieces_of_a_stream(pieces: list[str], chunks: int)
 def test_an_answer_that_is_long_in_coming(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Behind a queue or a long prompt comments keep the connection alive; nothing is lost by them."""
     with scripted_server(served={"keep_alive": 0.03}) as server:
-        slowly(server, monkeypatch)
-        reading = read(server, path, BODIES[path]("hi", ignore_eos=True))
+        go_on = held_up(server, monkeypatch)
+        reading = read(
+            server,
+            path,
+            BODIES[path]("hi", ignore_eos=True),
+            heard=lambda piece: go_on.set() if piece.startswith(b":") else None,
+        )
         server.wait_idle()
     assert reading.comments
     assert (reading.text, reading.output_tokens, reading.last) == (REPLY, LENGTH, "[DONE]")
