@@ -134,7 +134,7 @@ TRACE_LINE = np.dtype(
 )
 # The same moment on the clock that all SMs share, and on the SM's own.
 TRACE_ANCHOR = np.dtype([("nanoseconds", "<u8"), ("cycles", "<u4"), ("zero", "<u4")])
-TRACE_LANES = 3  # copier, consumers, publisher
+TRACE_LANES = 5  # copier, consumers, publisher, loader, helper
 
 ABSENT = -2  # a token of the ring: the row had ended
 # A token of the ring may also be NO_TOKEN of `headrace.model.sampler`, as in sampling.h.

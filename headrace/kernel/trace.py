@@ -27,6 +27,8 @@ class Lane(IntEnum):
     COPIER = 0
     CONSUMERS = 1
     PUBLISHER = 2
+    LOADER = 3
+    HELPER = 4
 
 
 class TraceError(RuntimeError):
@@ -35,10 +37,11 @@ class TraceError(RuntimeError):
 
 @dataclass(frozen=True)
 class Tasks:
-    """Of the copiers or of the consumers: every field is [SMs, steps, tasks], NaN where there was no task.
+    """Of one lane: every field is [SMs, steps, tasks], NaN where there was no task.
 
-    Moments are microseconds since the launch's first, `inputs` microseconds of waits for counters. `working`
-    is what is left of a task, waits for pages in it; `queue` how long there was no task to take up.
+    Moments are microseconds since the launch's first, `inputs` microseconds of waits for counters, and of a
+    loader for a free slot. `working` is what is left of a task, waits for pages in it; `queue` how long there
+    was no task to take up.
     """
 
     ready: Times
@@ -75,6 +78,8 @@ class Trace:
     steps: int
     copiers: Tasks
     consumers: Tasks
+    loaders: Tasks
+    helpers: Tasks
     signals: Signals
 
     @cached_property
@@ -114,7 +119,10 @@ def read_trace(plan: Plan, steps: int, memory: npt.NDArray[np.uint8]) -> Trace:
     lines = used.view(TRACE_LINE).reshape(sms, TRACE_LANES, steps, tasks)
     clock = Clock(anchors)
     made = int((lines[:, Lane.CONSUMERS]["end"] != 0).any(axis=(0, 2)).sum())
-    copiers, consumers = (_tasks(lines[:, lane, :made], clock) for lane in (Lane.COPIER, Lane.CONSUMERS))
+    copiers, consumers, loaders, helpers = (
+        _tasks(lines[:, lane, :made], clock)
+        for lane in (Lane.COPIER, Lane.CONSUMERS, Lane.LOADER, Lane.HELPER)
+    )
     signals = _signals(plan, lines[:, Lane.PUBLISHER].reshape(sms, -1), clock)
     right = Corrections(plan, consumers.seen, consumers.inputs)
     return Trace(
@@ -122,6 +130,8 @@ def read_trace(plan: Plan, steps: int, memory: npt.NDArray[np.uint8]) -> Trace:
         made,
         _corrected(copiers, right),
         _corrected(consumers, right),
+        _corrected(loaders, right),
+        _corrected(helpers, right),
         replace(signals, taken=right.of(signals.sm, signals.taken), end=right.of(signals.sm, signals.end)),
     )
 

@@ -41,6 +41,8 @@ def _events(trace: Trace, steps: Sequence[int], sms: Sequence[int]) -> Iterator[
         for step in steps:
             yield from _lane(trace, Lane.COPIER, trace.copiers, sm, step)
             yield from _lane(trace, Lane.CONSUMERS, trace.consumers, sm, step)
+            yield from _lane(trace, Lane.LOADER, trace.loaders, sm, step)
+            yield from _lane(trace, Lane.HELPER, trace.helpers, sm, step)
         yield from _signals(trace, sm, steps)
 
 
@@ -57,12 +59,21 @@ def _lane(trace: Trace, lane: Lane, tasks: Tasks, sm: int, step: int) -> Iterato
             "step": step,
             "task": describe(words, trace.plan.counters),
             "inputs_us": _short(tasks.inputs[at]),
-            "working_us" if lane is Lane.CONSUMERS else "copying_us": _short(tasks.working[at]),
+            "copying_us" if lane is Lane.COPIER else "working_us": _short(tasks.working[at]),
         }
         yield _slice(sm, lane, name_of(words), tasks.taken[at], tasks.end[at]) | {"args": arguments}
         if tasks.inputs[at] > _LEAST:
-            counter = trace.plan.counters[int(words[Field.WAIT_COUNTER])]
-            yield _slice(sm, lane, f"wait {counter}", tasks.taken[at], tasks.seen[at])
+            yield _slice(sm, lane, _waited(trace, lane, words), tasks.taken[at], tasks.seen[at])
+
+
+def _waited(trace: Trace, lane: Lane, words: Words) -> str:
+    """What a task has waited for: of the loader's a counter of its own, or a choice; else a slot."""
+    routes = words[Field.OPCODE] == Opcode.EXPERT_UP
+    if lane is Lane.LOADER and routes:
+        return "wait choice"
+    of_loader = lane is Lane.LOADER or (lane is Lane.HELPER and routes)
+    counter = words[Field.LOADER_COUNTER if of_loader else Field.WAIT_COUNTER]
+    return f"wait {trace.plan.counters[int(counter)]}" if counter else "wait slot"
 
 
 def _signals(trace: Trace, sm: int, steps: Sequence[int]) -> Iterator[Event]:

@@ -10,7 +10,7 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from headrace.kernel.trace import Signals, Trace
+from headrace.kernel.trace import Signals, Tasks, Trace
 from headrace.kernel.trace_clock import Times
 from headrace.step.isa import Field, Opcode
 from headrace.step.plan import Plan
@@ -20,7 +20,8 @@ _IMMEDIATE = 0.05  # microseconds: an input waited for no longer than this was t
 
 @dataclass(frozen=True)
 class OperationTime:
-    """Microseconds that an SM spends on an operation in a step, all layers together, on average over SMs.
+    """Microseconds that one lane of an SM spends on an operation in a step, all layers together, on average
+    over SMs.
 
     `total` is the sum of the others: `queue` for a task to be handed over, `inputs` for counters, and the
     rest, `working`, in which waits for pages are.
@@ -52,21 +53,24 @@ class Hop:
     latency: float
 
 
-def operation_times(trace: Trace) -> list[OperationTime]:
-    """In the order of the opcodes; operations that the consumers did not do are left out."""
+def operation_times(trace: Trace, tasks: Tasks | None = None) -> list[OperationTime]:
+    """In the order of the opcodes; of the consumers, or of the lane whose `tasks` are given.
+
+    Operations that it did not do are left out.
+    """
+    tasks = trace.consumers if tasks is None else tasks
     opcodes = trace.plan.descriptors[..., Field.OPCODE]
     steps = list(trace.whole)
     found = []
     for opcode in Opcode:
         mine = (opcodes == opcode)[:, None, :]
-        if opcode is Opcode.END or not (mine & np.isfinite(trace.consumers.end[:, steps])).any():
+        if opcode is Opcode.END or not (mine & np.isfinite(tasks.end[:, steps])).any():
             continue
 
         def mean(values: Times, mine: npt.NDArray[np.bool_] = mine) -> float:
             """Of a step and an SM."""
             return float(np.where(mine, np.nan_to_num(values[:, steps]), 0).sum()) / len(steps) / len(opcodes)
 
-        tasks = trace.consumers
         parts = [mean(part) for part in (tasks.queue, tasks.inputs, tasks.working)]
         count = float(mine.sum()) / len(opcodes)
         found.append(OperationTime(opcode.name, count, sum(parts), *parts))
@@ -160,17 +164,27 @@ def lines(trace: Trace) -> Iterator[str]:
     heading = ("operation", "tasks", "total", "no task", "inputs", "working")
     yield _row(*heading)
     times = operation_times(trace)
-    for time in times:
-        parts = (time.total, time.queue, time.inputs, time.working)
-        yield _row(time.operation, f"{time.tasks:.1f}", *(f"{part:.1f}" for part in parts))
+    yield from _rows(times)
     sums = [sum(getattr(time, name) for time in times) for name in ("total", "queue", "inputs", "working")]
     yield _row("all", "", *(f"{part:.1f}" for part in sums))
+    yield ""
+    yield "its helper: the choice of experts is EXPERT_UP's (no task: what it is at from task to task)"
+    yield from _rows(operation_times(trace, trace.helpers))
+    yield ""
+    yield "its loader (inputs: a free slot, the choice of experts, the step before)"
+    yield from _rows(operation_times(trace, trace.loaders))
     yield ""
     yield "hops, us: waits in a step, and each; medians of the last signal after half of them, and of its way"
     yield _row("counter", "hops", "exposed", "each", "slowest", "latency")
     for hop in hops(trace):
         figures = (f"{hop.exposed:.1f}", f"{hop.each:.2f}", f"{hop.slowest:.2f}", f"{hop.latency:.2f}")
         yield _row(hop.counter, str(hop.hops), *figures)
+
+
+def _rows(times: list[OperationTime]) -> Iterator[str]:
+    for time in times:
+        parts = (time.total, time.queue, time.inputs, time.working)
+        yield _row(time.operation, f"{time.tasks:.1f}", *(f"{part:.1f}" for part in parts))
 
 
 def _row(first: str, *others: str) -> str:

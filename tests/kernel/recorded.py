@@ -9,10 +9,11 @@ import numpy.typing as npt
 
 from headrace.kernel.records import TRACE_ANCHOR, TRACE_LANES, TRACE_LINE
 from headrace.kernel.trace import Lane, trace_bytes
-from headrace.step.isa import Field
+from headrace.step.isa import Field, Opcode
 from headrace.step.plan import Plan
 
 GIGAHERTZ = 1.5  # of every SM's clock
+HELPED = (Opcode.EXPERT_UP, Opcode.ATTENTION_MERGE)  # what helpers have a part in
 
 
 class Recording:
@@ -51,7 +52,7 @@ class Recording:
         moments: Sequence[float],
         inputs: float = 0,
     ) -> None:
-        """One line of the loader or the consumers: ready, taken, seen, end; the wait for inputs."""
+        """One line of any but the publisher: ready, taken, seen, end; the wait for inputs."""
         clocks = [self.cycles(sm, moment) for moment in moments]
         waited = round(inputs * 1e3 * GIGAHERTZ)
         self.lines[sm, lane, step * self.tasks + task] = (*clocks, waited, step, task)
@@ -76,6 +77,9 @@ def everything(
                 now = 1.0 + step * length + places[_key(words)]
                 recording.task(Lane.CONSUMERS, sm, step, task, (now, now + 0.1, now + 0.35, now + 1.0), 0.25)
                 recording.task(Lane.COPIER, sm, step, task, (now - 1, now - 0.9, now - 0.9, now - 0.5))
+                recording.task(Lane.LOADER, sm, step, task, (now - 1.2, now - 1.2, now - 1.1, now - 1), 0.1)
+                if words[Field.OPCODE] in HELPED:
+                    recording.task(Lane.HELPER, sm, step, task, (now - 2, now - 2, now - 1.7, now - 1.5), 0.3)
                 if counter := int(words[Field.SIGNAL_COUNTER]):
                     recording.signal(sm, counter, now + 1.0, now + 1.1)
     return recording.memory

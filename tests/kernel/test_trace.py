@@ -94,7 +94,7 @@ def test_a_kernel_that_does_not_record_is_the_same_with_and_without_the_recorder
     headers = {**building.STANDARD, **building.fixed_headers(), **variant.headers}
     emptied = re.sub(r"(?ms)^  if constexpr \(variant::TRACE\) \{.*?^  \}$", "", headers["trace.h"])
     emptied = re.sub(r"(?ms)^    if constexpr \(variant::TRACE\) \{.*?^    \}$", "", emptied)
-    assert "variant::TRACE" not in emptied
+    assert not re.search(r"variant::TRACE\b", emptied)
     with_it, _ = compile_source(building.SOURCE, headers)
     without, _ = compile_source(building.SOURCE, headers | {"trace.h": emptied})
     assert with_it == without

@@ -41,12 +41,22 @@ def test_a_launch_records_every_task_and_every_signal_through_the_publisher(tmp_
     opcodes = trace.plan.descriptors[..., Field.OPCODE]
     # The merger's leave none, and no row searches for a border.
     consumed = ~np.isin(opcodes, (Opcode.END, Opcode.ATTENTION_MERGE, Opcode.SAMPLE_SELECT))
-    for tasks in (trace.consumers, trace.copiers):
-        assert (np.isfinite(tasks.end) == consumed[:, None, :]).all()
+    helped = np.isin(opcodes, (Opcode.EXPERT_UP, Opcode.ATTENTION_MERGE))
+    for tasks, theirs in (
+        (trace.consumers, consumed),
+        (trace.copiers, consumed),
+        (trace.loaders, consumed),
+        (trace.helpers, helped),
+    ):
+        assert (np.isfinite(tasks.end) == theirs[:, None, :]).all()
         there = np.isfinite(tasks.end)
         for earlier, later in (("ready", "taken"), ("taken", "seen"), ("seen", "end")):
             assert (getattr(tasks, earlier)[there] <= getattr(tasks, later)[there]).all()
-    assert np.nanmax(trace.consumers.inputs) > 0
+    for waiting in (trace.consumers, trace.loaders, trace.helpers):
+        assert np.nanmax(waiting.inputs) > 0
+    chosen = opcodes == Opcode.EXPERT_UP  # a loader goes on when the helper has chosen
+    sm, task = np.nonzero(chosen)
+    assert (trace.helpers.end[sm, :, task] <= trace.copiers.taken[sm, :, task]).all()
     # QKV's, X's and the router's tiles are signalled by the warps that made them, and leave no line.
     counters = {trace.plan.counters[number].split("[")[0] for number in trace.signals.counter}
     assert {"attention", "up"} <= counters

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import math
+import re
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from headrace.kernel.trace_summary import hops, kind_of, lines, operation_times
 from headrace.step.draw import write_picture
 from headrace.step.isa import Field, Opcode
 from headrace.step.planner import build_plan
-from tests.kernel.recorded import Recording, everything
+from tests.kernel.recorded import HELPED, Recording, everything
 from tests.step.configs import TINY
 
 PLAN = build_plan(TINY, rows=1, sms=3)
@@ -36,6 +37,18 @@ def test_an_operations_time_is_split_into_its_waits_and_its_work() -> None:
         parts = (time.queue, time.inputs, time.working)
         assert parts == pytest.approx((0.1 * count, 0.25 * count, 0.65 * count), abs=0.05)
         assert time.total == pytest.approx(count, rel=1e-2)
+
+
+def test_loaders_and_helpers_have_times_of_their_own() -> None:
+    trace = whole()
+    opcodes = PLAN.descriptors[..., Field.OPCODE]
+    loads = operation_times(trace, trace.loaders)
+    assert [time.operation for time in loads] == [time.operation for time in operation_times(trace)]
+    helped = operation_times(trace, trace.helpers)
+    assert {time.operation for time in helped} == {opcode.name for opcode in HELPED}
+    for time in helped:
+        count = (opcodes == Opcode[time.operation]).sum() / 3
+        assert (time.inputs, time.working) == pytest.approx((0.3 * count, 0.2 * count), abs=0.05)
 
 
 def test_the_first_step_does_not_count_where_there_are_others() -> None:
@@ -102,11 +115,17 @@ def test_perfetto_gets_every_task_under_its_name() -> None:
     assert {event["pid"] for event in found} == {0, 2}
     for sm in (0, 2):
         right = sorted(name_of(words) for words in PLAN.tasks(sm))
-        for lane in (Lane.CONSUMERS, Lane.COPIER):
+        for lane in (Lane.CONSUMERS, Lane.COPIER, Lane.LOADER):
             mine = [event for event in slices if event["pid"] == sm and event["tid"] == lane]
             assert sorted(str(event["name"]) for event in mine if "args" in event) == right
     assert any(event["name"] == "EXPERT_UP 3" for event in slices)
     assert any(str(event["name"]).startswith("wait down[") for event in slices)
+    waits = {
+        lane: {re.sub(r"\[.*", "", str(event["name"])) for event in slices if event["tid"] == lane} - names
+        for lane, names in ((lane, {name_of(w) for w in PLAN.tasks(0)}) for lane in Lane)
+    }
+    assert {"wait choice", "wait commit", "wait slot"} <= waits[Lane.LOADER]
+    assert {"wait router", "wait attention"} <= waits[Lane.HELPER]
     signals = [event for event in slices if event["tid"] == Lane.PUBLISHER]
     assert any(str(event["name"]).startswith("qkv[") for event in signals)
 

@@ -28,13 +28,17 @@ __device__ __forceinline__ bool help_with(Shared& s, const Params& p, int number
   const bool routes = sizes::EXPERTS > 0 && word(isa::Field::OPCODE) == static_cast<int32_t>(isa::Opcode::EXPERT_UP);
   const int32_t* waited = words + static_cast<int>(routes ? isa::Field::LOADER_COUNTER : isa::Field::WAIT_COUNTER);
   s.doing[static_cast<int>(Agent::HELPER)] = number;
+  trace::begin(s, trace::HELPER, epoch - p.epoch - 1, number);
   if (!wait_counter_or_end(s, p, __ldg(waited), epoch * static_cast<uint32_t>(__ldg(waited + 1)), lane)) return false;
+  trace::seen(s, trace::HELPER);
   if (!routes) {
     attention_merge(s, p, words, lane);
   } else if constexpr (sizes::EXPERTS > 0) {
     choose_experts(s, p, lane);
     if (lane == 0) ptx::barrier_arrive(&s.route_full, 1);
   }
+  trace::end(s, p, trace::HELPER);
+  trace::ready(s, trace::HELPER);
   return true;
 }
 

@@ -112,6 +112,7 @@ __device__ __forceinline__ bool load_task(Loader& l, int32_t word) {
   Shared& s = l.s;
   const uint32_t slot = l.filled % isa::TASK_SLOTS, lap = l.filled / isa::TASK_SLOTS;
   bool going = true;
+  trace::begin(s, trace::LOADER, l.epoch - l.p.epoch - 1, l.number);
   if (l.lane == 0) {
     s.doing[static_cast<int>(Agent::LOADER)] = l.number;
     going = wait_barrier_or_end(s, ptx::shared_address(&s.task_empty[slot]), (lap & 1) ^ 1, Waited::TASK_FREE, slot);
@@ -124,6 +125,7 @@ __device__ __forceinline__ bool load_task(Loader& l, int32_t word) {
   const isa::Descriptor& task = given.task;
   const auto opcode = static_cast<isa::Opcode>(task.opcode);
   if (!wait_for_pages(l, task)) return false;
+  trace::seen(s, trace::LOADER);
   int first = 0, last = task.tile_count * (task.expert_stride ? s.route.count : 1);
   if (opcode == isa::Opcode::EXPERT_UP) {
     first = share_begin(last, task.share);
@@ -158,7 +160,11 @@ __device__ __forceinline__ void load(Shared& s, const Params& p) {
       // Merges are the helper's, and what only searches need is left out of launches that have none.
       const bool left_out = opcode == static_cast<int32_t>(isa::Opcode::ATTENTION_MERGE) ||
                             (opcode == static_cast<int32_t>(isa::Opcode::SAMPLE_SELECT) && !s.searching);
-      if (!left_out) going = load_task(l, word);
+      if (!left_out) {
+        going = load_task(l, word);
+        trace::end(s, p, trace::LOADER);
+        trace::ready(s, trace::LOADER);
+      }
       word = next;
       next = after;
     }

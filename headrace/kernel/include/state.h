@@ -139,7 +139,7 @@ template <bool TRACE>
 struct TraceState {};
 template <>
 struct TraceState<true> {
-  variant::TraceLine line[3];
+  variant::TraceLine line[variant::TRACE_LANES];
   uint32_t signals;
 };
 

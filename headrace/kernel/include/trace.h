@@ -1,7 +1,7 @@
 // What an SM did when, in a variant that records it; in all others nothing of this is left.
 //
-// Three threads of an SM write a line for each of their tasks: the copier, the first consumer, and the publisher (a line
-// for each signal). Times are cycles of the SM's own clock; two anchors, at the launch's beginning and end, tell
+// Five threads of an SM write a line for each of their tasks: the copier, the first consumer, the publisher (a line for each
+// signal), and the first of the loader's and of the helper's. Times are cycles of the SM's own clock; two anchors, at the launch's beginning and end, tell
 // the host how they go with nanoseconds that all SMs share. headrace/kernel/records.py describes lines and anchors,
 // headrace/kernel/trace.py reads them.
 #pragma once
@@ -10,15 +10,19 @@
 
 namespace trace {
 
-enum Lane : int { COPIER = 0, CONSUMERS = 1, PUBLISHER = 2, LANES = 3 };
+enum Lane : int { COPIER = 0, CONSUMERS = 1, PUBLISHER = 2, LOADER = 3, HELPER = 4, LANES = 5 };
+static_assert(LANES == variant::TRACE_LANES);
+
+__device__ constexpr int warp_of(Lane lane) {
+  constexpr int WARPS[LANES] = {COPIER_WARP, 0, PUBLISHER_WARP, LOADER_WARP, HELPER_WARP};
+  return WARPS[lane];
+}
 
 // Whether this thread writes the lane's lines. Callers know their lane when they are compiled, so that a line's address
 // is a constant and takes no register.
-__device__ __forceinline__ bool writes(Lane lane) {
-  return threadIdx.x == (lane == COPIER ? COPIER_WARP : lane == PUBLISHER ? PUBLISHER_WARP : 0) * isa::WARP;
-}
+__device__ __forceinline__ bool writes(Lane lane) { return threadIdx.x == warp_of(lane) * isa::WARP; }
 
-// For one thread, before any of the three begins.
+// For one thread, before any of the five begins.
 template <typename S>
 __device__ __forceinline__ void prepare(S& s) {
   if constexpr (variant::TRACE) {
@@ -45,6 +49,17 @@ __device__ __forceinline__ void begin(S& s, Lane lane, uint32_t step, uint32_t t
     line.inputs = 0;
     line.step = step;
     line.task = task;
+  }
+}
+
+// What the task waits for is there.
+template <typename S>
+__device__ __forceinline__ void seen(S& s, Lane lane) {
+  if constexpr (variant::TRACE) {
+    if (!writes(lane)) return;
+    variant::TraceLine& line = s.trace.line[lane];
+    line.seen = ptx::cycles();
+    line.inputs = line.seen - line.taken;
   }
 }
 
