@@ -18,7 +18,7 @@ from typer.testing import CliRunner, Result
 
 from headrace.cli import app, console
 from headrace.cli.chat import _speak
-from headrace.cli.info import HOPPER, Machine, _verdict, size
+from headrace.cli.info import Machine, _verdict, size
 from headrace.cli.options import EngineFlags, parse_size
 from headrace.client import Client, Piece
 from headrace.engine.engine import Engine
@@ -200,8 +200,7 @@ def test_info_of_a_checkpoint(tmp_path: Path) -> None:
 
 
 def test_verdicts() -> None:
-    machine = Machine("H200", memory=1000, free=500, capability=HOPPER)
-    assert machine.is_hopper
+    machine = Machine("H200", memory=1000, free=500, is_hopper=True)
     assert _verdict(machine, needed=500, weights=400) == "yes"
     assert "given back" in _verdict(machine, needed=900, weights=400)
     assert "shorter context" in _verdict(machine, needed=1100, weights=400)

@@ -19,6 +19,7 @@ import torch
 from headrace.bench.points import Point
 from headrace.bench.power import Power, Watch, nvidia_smi
 from headrace.model.config import KVGroup, ModelConfig
+from headrace.model.hopper import has_hopper
 from headrace.model.kv import NO_BLOCK, BlockTables, KVCache, block_bytes, blocks_for, first_visible_block
 from headrace.model.memory import weight_bytes
 from headrace.model.progress import Progress
@@ -186,7 +187,7 @@ def check_room(config: ModelConfig, points: Sequence[Point], method: Method, fre
 
 def hopper() -> None:
     """Raise BenchError unless there is a Hopper GPU."""
-    if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
+    if not has_hopper():
         raise BenchError("the decode kernel needs a Hopper GPU, and there is none here")
 
 

@@ -42,7 +42,9 @@ def check(
     """
     import torch
 
-    if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
+    from headrace.model.hopper import has_hopper
+
+    if not has_hopper():
         raise console.RefusedError("the decode kernel needs a Hopper GPU, and there is none here")
     sms = torch.cuda.get_device_properties(0).multi_processor_count
     if layer is not None:

@@ -18,21 +18,15 @@ if TYPE_CHECKING:
 
     from headrace.model.config import ModelConfig
 
-HOPPER = (9, 0)  # the compute capability of H100 and H200
-
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """The device that the model would run on. `memory` and `free` are bytes; `capability` is a GPU's."""
+    """The device that the model would run on. `memory` and `free` are bytes."""
 
     name: str
     memory: int
     free: int
-    capability: tuple[int, int] | None
-
-    @property
-    def is_hopper(self) -> bool:
-        return self.capability == HOPPER
+    is_hopper: bool
 
 
 def info(
@@ -85,13 +79,14 @@ def look_at(device: torch.device) -> Machine:
     """The machine's side of `device`."""
     import torch
 
+    from headrace.model.hopper import on_hopper
+
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
-        capability = torch.cuda.get_device_capability(device)
-        return Machine(torch.cuda.get_device_name(device), total, free, capability)
+        return Machine(torch.cuda.get_device_name(device), total, free, on_hopper(device))
     page = os.sysconf("SC_PAGE_SIZE")
     total, free = os.sysconf("SC_PHYS_PAGES") * page, os.sysconf("SC_AVPHYS_PAGES") * page
-    return Machine(f"CPU, {os.cpu_count()} cores", total, free, None)
+    return Machine(f"CPU, {os.cpu_count()} cores", total, free, is_hopper=False)
 
 
 def _about_model(name: str, config: ModelConfig, dtype: torch.dtype, tokens: int) -> Table:

@@ -7,10 +7,9 @@ import torch
 from headrace.kernel.build import has_compiler
 from headrace.kernel.variant import VariantError, variant_of
 from headrace.model.config import ModelConfig
+from headrace.model.hopper import on_hopper
 from headrace.step.errors import PlanError
 from headrace.step.planner import build_plan
-
-CAPABILITY = (9, 0)  # sm_90a: code for it runs on no other
 
 
 def obstacle(config: ModelConfig, *, device: torch.device, dtype: torch.dtype) -> str | None:
@@ -21,9 +20,9 @@ def obstacle(config: ModelConfig, *, device: torch.device, dtype: torch.dtype) -
 def _device_obstacle(device: torch.device) -> str | None:
     if device.type != "cuda":
         return "it runs on a Hopper GPU only"
-    major, minor = torch.cuda.get_device_capability(device)
-    if (major, minor) != CAPABILITY:
+    if not on_hopper(device):
         name = torch.cuda.get_device_name(device)
+        major, minor = torch.cuda.get_device_capability(device)
         return f"it runs on a Hopper GPU only (compute capability 9.0), and {name} has {major}.{minor}"
     if not has_compiler():
         return "it needs cuda.core and NVRTC: pip install 'headrace[gpu]'"

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from headrace.model.attention import visible
 from headrace.model.fused import Fused
+from headrace.model.hopper import on_hopper
 
 TILE = 1024
 LEAST = 2  # tiles of a chunk that are worth the parts
@@ -72,7 +73,7 @@ class Attend(Protocol):
 
 def tile_for(device: torch.device, dtype: torch.dtype, head_dim: int) -> int | None:
     """TILE where cuDNN's attention is there and fast: on a Hopper GPU, for the usual head sizes."""
-    if device.type != "cuda" or dtype == torch.float32 or torch.cuda.get_device_capability(device) != (9, 0):
+    if dtype == torch.float32 or not on_hopper(device):
         return None
     there = torch.backends.cudnn.version() is not None  # type: ignore[no-untyped-call]
     return TILE if there and head_dim in (64, 128) else None

@@ -13,6 +13,7 @@ from torch import Tensor
 from headrace.kernel.build import build_source, has_compiler
 from headrace.kernel.device import Module
 from headrace.model.config import ModelConfig, MoEMLP
+from headrace.model.hopper import on_hopper
 from headrace.model.rope import Rotation
 
 SOURCE = Path(__file__).with_name("passes.cu")
@@ -41,9 +42,7 @@ def fits(config: ModelConfig) -> bool:
 
 def available(device: torch.device) -> bool:
     """Whether they run there: on a Hopper GPU, with cuda.core and NVRTC installed."""
-    if device.type != "cuda" or torch.cuda.get_device_capability(device) != (9, 0):
-        return False
-    return has_compiler()
+    return on_hopper(device) and has_compiler()
 
 
 class Passes:
