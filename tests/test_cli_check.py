@@ -96,7 +96,7 @@ def test_a_layer_is_shown_buffer_by_buffer(monkeypatch: pytest.MonkeyPatch, tmp_
     ("arguments", "words"),
     [
         (["north-micro", "--layer", "12"], "there is no layer 12: the model has 0 to 11"),
-        (["--layer", "1"], "--layer needs a MODEL"),
+        (["--layer", "1"], "give either a MODEL or --synthetic"),
         (["north-micro"], "go with --layer"),
         (["--buffers", "left.npz"], "go with --layer"),
         (["north-micro", "--layer", "1", "--json", "check.json"], "--json is for the whole check"),

@@ -10,7 +10,7 @@ import typer
 from rich.table import Table
 
 from headrace.cli import console
-from headrace.cli.options import Source, Synthetic
+from headrace.cli.options import Source, Synthetic, config_of
 
 if TYPE_CHECKING:
     from headrace.kernel.check.layer import Left
@@ -97,13 +97,9 @@ def _first_layers(model: str | None, synthetic: str | None, last: int) -> Packed
     import torch
 
     from headrace.load import resolve
-    from headrace.model.checkpoint import read_config
-    from headrace.model.synthetic import preset
     from headrace.step.pack import pack_checkpoint, pack_synthetic
 
-    if (model is None) == (synthetic is None):
-        raise console.RefusedError("--layer needs a MODEL, or --synthetic NAME")
-    config = preset(synthetic) if synthetic is not None else read_config(resolve(str(model)))
+    config = config_of(model, synthetic)
     if not 0 <= last < config.num_layers:
         raise console.RefusedError(f"there is no layer {last}: the model has 0 to {config.num_layers - 1}")
     with console.progress_bars() as bars:

@@ -10,7 +10,7 @@ import typer
 from rich.table import Table
 
 from headrace.cli import console
-from headrace.cli.options import ModelFlags
+from headrace.cli.options import ModelFlags, config_of
 from headrace.engine.options import EngineOptions
 
 if TYPE_CHECKING:
@@ -63,16 +63,11 @@ def info(
 def _identify(model: ModelFlags) -> tuple[str, ModelConfig]:
     """What the user means, and its configuration."""
     from headrace.load import resolve
-    from headrace.model.checkpoint import read_config
-    from headrace.model.presets import PRESETS
-    from headrace.model.synthetic import preset
 
-    if model.synthetic is not None and model.model is None:
-        return f"{model.synthetic} (synthetic weights)", preset(model.synthetic)
-    if model.model is None or model.synthetic is not None:
-        raise console.RefusedError(f"give either a MODEL or --synthetic with one of: {', '.join(PRESETS)}")
-    path = resolve(model.model)
-    return f"{model.model} ({path})", read_config(path)
+    config = config_of(model.model, model.synthetic)
+    if model.model is None:
+        return f"{model.synthetic} (synthetic weights)", config
+    return f"{model.model} ({resolve(model.model)})", config
 
 
 def look_at(device: torch.device) -> Machine:

@@ -22,6 +22,7 @@ from headrace.model.sampling import SamplingParams
 if TYPE_CHECKING:
     from headrace.engine.async_engine import AsyncEngine
     from headrace.load import Loaded
+    from headrace.model.config import ModelConfig
 
 REFUSED = 2  # the exit code for what cannot be done, as for wrong usage
 
@@ -219,6 +220,23 @@ class SamplingFlags:
         """What was given."""
         given = {field.name: getattr(self, field.name) for field in fields(self)}
         return {name: value for name, value in given.items() if value is not None}
+
+
+def config_of(model: str | None, synthetic: str | None) -> ModelConfig:
+    """The configuration of the model that is meant; no weights are read.
+
+    Raises RefusedError if none is named, or two.
+    """
+    from headrace.load import resolve
+    from headrace.model.checkpoint import read_config
+    from headrace.model.presets import PRESETS
+    from headrace.model.synthetic import preset
+
+    if synthetic is not None and model is None:
+        return preset(synthetic)
+    if model is None or synthetic is not None:
+        raise RefusedError(f"give either a MODEL or --synthetic with one of: {', '.join(PRESETS)}")
+    return read_config(resolve(model))
 
 
 def parse_size(text: str | None) -> int | None:

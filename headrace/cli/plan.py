@@ -10,7 +10,7 @@ import typer
 from rich.table import Table
 
 from headrace.cli import console
-from headrace.cli.options import Source, Synthetic, command
+from headrace.cli.options import Source, Synthetic, command, config_of
 
 if TYPE_CHECKING:
     from headrace.model.config import ModelConfig
@@ -37,19 +37,7 @@ class PlanFlags:
         return build_plan(self.config(), rows=self.rows, sms=self.sms)
 
     def config(self) -> ModelConfig:
-        """The configuration of the model that is meant."""
-        from headrace.load import resolve
-        from headrace.model.checkpoint import read_config
-        from headrace.model.presets import PRESETS
-        from headrace.model.synthetic import preset
-
-        if self.synthetic is not None and self.model is None:
-            return preset(self.synthetic)
-        if self.model is None or self.synthetic is not None:
-            raise console.RefusedError(
-                f"give either a MODEL or --synthetic with one of: {', '.join(PRESETS)}"
-            )
-        return read_config(resolve(self.model))
+        return config_of(self.model, self.synthetic)
 
 
 def show(
