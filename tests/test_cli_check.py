@@ -100,6 +100,7 @@ def test_a_layer_is_shown_buffer_by_buffer(monkeypatch: pytest.MonkeyPatch, tmp_
         (["north-micro"], "go with --layer"),
         (["--buffers", "left.npz"], "go with --layer"),
         (["north-micro", "--layer", "1", "--json", "check.json"], "--json is for the whole check"),
+        (["north-micro", "--layer", "1", "--buffers", "nowhere/left.npz"], "nowhere for left.npz"),
     ],
 )
 def test_what_does_not_go_together_is_refused(arguments: list[str], words: str) -> None:

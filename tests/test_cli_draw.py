@@ -31,6 +31,8 @@ def test_a_picture_and_a_trace(tmp_path: Path) -> None:
     [
         (["--context", "9000"], "--context 9000 is not from 1 to 8192"),
         (["--context", "500", "--layer", "9"], "there is no layer 9: the model has 0 to 8"),
+        (["--image", "nowhere/step.svg"], "nowhere for step.svg: make it first"),
+        (["--trace", "nowhere/step.json"], "nowhere for step.json: make it first"),
     ],
 )
 def test_what_cannot_be_drawn(options: list[str], message: str) -> None:

@@ -62,6 +62,15 @@ def test_what_the_kernel_refuses_is_said_in_one_sentence(
     assert "it cannot be" in result.output
 
 
+@pytest.mark.usefixtures("_recorded")
+@pytest.mark.parametrize("arguments", [["nowhere/file"], ["--image", "nowhere/file"]])
+def test_a_place_that_is_none_is_refused_before_the_launch(arguments: list[str]) -> None:
+    result = runner.invoke(app, ["trace", *arguments])
+    assert result.exit_code == 2
+    assert "nowhere for file: make it first" in result.output
+    assert "recorded" not in result.output
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_without_a_gpu_it_is_refused() -> None:
     result = runner.invoke(app, ["trace"])

@@ -46,6 +46,7 @@ def check(
 
     if not has_hopper():
         raise console.RefusedError("the decode kernel needs a Hopper GPU, and there is none here")
+    console.check_folders(buffers)
     sms = torch.cuda.get_device_properties(0).multi_processor_count
     if layer is not None:
         if json is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Iterator
+from pathlib import Path
 
 from rich.console import Console
 from rich.logging import RichHandler
@@ -17,6 +18,13 @@ err = Console(stderr=True, highlight=False)
 
 class RefusedError(Exception):
     """What was asked for cannot be done; the message says, in a sentence, what to do instead."""
+
+
+def check_folders(*files: Path | None) -> None:
+    """Raise RefusedError where a file would lack its folder: asked before work that takes long."""
+    for file in files:
+        if file is not None and not file.absolute().parent.is_dir():
+            raise RefusedError(f"there is no folder {file.absolute().parent} for {file.name}: make it first")
 
 
 def refuse(message: str) -> None:

@@ -110,6 +110,7 @@ def draw(
     from headrace.step.draw import verdict, write_picture, write_trace
     from headrace.step.workload import plan_works
 
+    console.check_folders(image, trace)
     config = flags.config()
     if not 1 <= context <= config.max_positions:
         raise console.RefusedError(f"--context {context} is not from 1 to {config.max_positions}")

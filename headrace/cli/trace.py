@@ -41,6 +41,7 @@ def trace(
     from headrace.model.synthetic import preset
     from headrace.step.draw import write_picture
 
+    console.check_folders(file, image)
     config, parsed = preset(synthetic), parse_point(point)
     if not 0 <= layer < config.num_layers:
         raise console.RefusedError(f"there is no layer {layer}: the model has 0 to {config.num_layers - 1}")
