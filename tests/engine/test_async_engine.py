@@ -13,7 +13,7 @@ from headrace.model.batch import Span
 from headrace.model.config import KVGroup
 from headrace.model.sampling import SamplingParams
 from tests.engine.ledger import STRIDE, LedgerBackend, ledger_engine, prompt_of
-from tests.waiting import WAIT
+from tests.waiting import WAIT, until
 
 FULL = KVGroup.FULL
 
@@ -102,7 +102,7 @@ def test_a_failing_backend_ends_everything_with_an_error(caplog: pytest.LogCaptu
 
 
 def test_closing_ends_what_runs() -> None:
-    inner, _ = ledger_engine({FULL: 4096}, max_context=200_000)
+    inner, _ = ledger_engine({FULL: 32})
     engine = AsyncEngine(inner)
     engine.start()
     outputs: list[Output] = []
@@ -111,10 +111,12 @@ def test_closing_ends_what_runs() -> None:
     def sink(output: Output) -> None:
         outputs.append(output)
         started.set()
+        until(lambda: engine.unready)  # so that it does not come to its end before
 
     engine.submit(prompt_of(1, 10), SamplingParams(), sink)
     assert started.wait(WAIT)
     engine.close()
+    assert len(outputs) < 10
     assert outputs[-1].finish_reason is FinishReason.ERROR
     with pytest.raises(EngineDeadError):
         engine.submit(prompt_of(1, 10), SamplingParams(), sink)
