@@ -10,7 +10,6 @@ import pytest
 
 from tests.server import patient
 from tests.server.scripted import Scripted, scripted_server
-from tests.waiting import WAIT
 
 
 @pytest.fixture(scope="session")
@@ -34,8 +33,7 @@ def _http(_shared_server: Scripted) -> Iterator[httpx.Client]:
 
 @pytest.fixture(scope="session")
 def _sdk(_shared_server: Scripted) -> Iterator[openai.OpenAI]:
-    url = f"{_shared_server.url}/v1"
-    with openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=WAIT) as client:
+    with patient.sdk(_shared_server.url) as client:
         yield client
 
 

@@ -14,8 +14,8 @@ from headrace.engine.async_engine import AsyncEngine
 from headrace.engine.build import build_engine
 from headrace.engine.options import EngineOptions
 from headrace.load import load
+from tests.server import patient
 from tests.server.scripted import serving
-from tests.waiting import WAIT
 
 PROMPTS = ["a", "Hello there", "x" * 70, "def f(x):", "one two three " * 9, "?"]
 
@@ -34,10 +34,7 @@ def real_client(**fields: Any) -> Iterator[openai.OpenAI]:
     engine = AsyncEngine(build_engine(loaded.model, loaded.tokenizer, options))
     engine.start()
     try:
-        with (
-            serving(loaded, engine) as url,
-            openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=WAIT) as client,
-        ):
+        with serving(loaded, engine) as url, patient.sdk(url) as client:
             yield client
     finally:
         engine.close()
