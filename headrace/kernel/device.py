@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 import torch
 
-THREADS = 384  # of a block: see state.h
+from headrace.step.machine import CONSUMER_GROUPS, GROUP_THREADS
+
+THREADS = (CONSUMER_GROUPS + 1) * GROUP_THREADS  # of a block: see state.h
 
 
 class DeviceError(RuntimeError):

@@ -1,0 +1,33 @@
+"""What Python and the kernel's headers both write down as an enumeration has the same names and numbers."""
+
+from __future__ import annotations
+
+import re
+from enum import IntEnum
+
+import pytest
+
+from headrace.kernel.build import INCLUDE
+from headrace.kernel.trace import Lane
+from headrace.kernel.watchdog import Agent, Waited
+
+
+def members(source: str, name: str) -> dict[str, int]:
+    """The members of an enumeration of a header by their names, each of which has its number beside it."""
+    [body] = re.findall(rf"enum (?:class )?{name}\b[^{{]*{{(.*?)}}", source, re.DOTALL)
+    return {member: int(number) for member, number in re.findall(r"(\w+) = (\d+)", body)}
+
+
+@pytest.mark.parametrize(
+    ("header", "kind", "more"),
+    [("wait.h", Agent, set()), ("wait.h", Waited, set()), ("trace.h", Lane, {"LANES"})],
+)
+def test_both_sides_say_the_same(header: str, kind: type[IntEnum], more: set[str]) -> None:
+    found = members((INCLUDE / header).read_text(), kind.__name__)
+    assert {name: found[name] for name in found.keys() - more} == {one.name: one.value for one in kind}
+    assert all(found[name] == len(kind) for name in more), "how many there are"
+
+
+def test_another_number_or_name_is_seen() -> None:
+    source = "enum class Agent : int32_t { LOADER = 0, CONSUMER = 1,\n  COPIER = 3 };"
+    assert members(source, "Agent") == {"LOADER": 0, "CONSUMER": 1, "COPIER": 3}
