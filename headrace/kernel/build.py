@@ -1,4 +1,4 @@
-"""Compiles a variant of the kernel at run time, by `cuda.core` with NVRTC, and keeps the result on disk.
+"""Compiles kernels at run time, by `cuda.core` with NVRTC, and keeps the results on disk.
 
 No compiler is needed on the machine, nor a GPU. The key of a cached result covers the compiler's version, all
 options and the text of every header, so it cannot be stale; a result appears under its name by one rename.
@@ -50,7 +50,7 @@ STANDARD = {
 
 
 class BuildError(RuntimeError):
-    """The kernel does not compile, or the result is not fit to run; the message has the compiler's words."""
+    """A kernel does not compile, or the result is not fit to run; the message has the compiler's words."""
 
 
 @dataclass(frozen=True)
@@ -197,7 +197,7 @@ def compile_source(source: str, headers: dict[str, str]) -> tuple[bytes, str]:
         try:
             cubin: bytes = core.Program(source, "c++", options).compile("cubin", logs=log).code
         except Exception as error:  # its class has no public name; the message has the log
-            raise BuildError(f"the decode kernel does not compile:\n{error}") from None
+            raise BuildError(f"the kernel does not compile:\n{error}") from None
     return cubin, log.getvalue().rstrip("\0 ")
 
 
@@ -225,7 +225,7 @@ def _cuda_core() -> Any:
             from cuda import core
     except ImportError:
         raise BuildError(
-            "the decode kernel is compiled with cuda.core and NVRTC, which are not installed: "
+            "kernels are compiled with cuda.core and NVRTC, which are not installed: "
             "pip install 'headrace[gpu]'"
         ) from None
     return core

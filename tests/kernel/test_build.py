@@ -96,6 +96,11 @@ def test_any_source_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert compiled == ["a", "b"]
 
 
+def test_what_does_not_compile_is_told_in_the_compilers_words() -> None:
+    with pytest.raises(BuildError, match=r'the kernel does not compile:(.|\n)*"nothing" is undefined'):
+        compile_source('extern "C" __global__ void decode() { nothing; }', {})
+
+
 def test_local_memory_is_seen() -> None:
     """A kernel that indexes an array by data, which the assembler can only put into local memory."""
     source = """
