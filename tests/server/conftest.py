@@ -8,8 +8,16 @@ import httpx
 import openai
 import pytest
 
+from headrace.server.structure import grammars
 from tests.server import patient
 from tests.server.scripted import Scripted, scripted_server
+from tests.waiting import WAIT
+
+
+@pytest.fixture(autouse=True)
+def _patient_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slow machine may take longer over a schema than a server lets it."""
+    monkeypatch.setattr(grammars, "COMPILE_SECONDS", WAIT)
 
 
 @pytest.fixture(scope="session")
