@@ -62,7 +62,7 @@ def test_unpacked_layers_are_a_number_or_chosen() -> None:
     [
         (["serve"], "give either a model or --synthetic NAME"),
         (["serve", "nowhere"], "there is no model at 'nowhere': give a Hugging Face folder"),
-        (["serve", "smollm2", "--max-sequences", "0"], "--max-sequences is 0; give a number from 1 up"),
+        (["serve", "smollm2", "--max-sequences", "0"], "--max-sequences is 0; give a whole number from 1 up"),
         (
             ["serve", "smollm2", "--decode", "magic"],
             "--decode 'magic' is not a backend; choose one of: auto, kernel, torch",
@@ -75,7 +75,10 @@ def test_unpacked_layers_are_a_number_or_chosen() -> None:
             ["serve", "smollm2", "--unpacked-layers", "most"],
             "--unpacked-layers 'most' is not a number: write auto, or one like 24",
         ),
-        (["serve", "smollm2", "--unpacked-layers", "-1"], "--unpacked-layers is -1; give a number from 0 up"),
+        (
+            ["serve", "smollm2", "--unpacked-layers", "-1"],
+            "--unpacked-layers is -1; give a whole number from 0 up",
+        ),
         (
             ["serve", *SYNTHETIC, "--unpacked-layers", "1", "--device", "cpu", "--port", "0"],
             "--unpacked-layers is 1, but weights are packed only for the decode kernel",

@@ -18,6 +18,17 @@ SMALL_GPU_CHUNK = 8192
 LARGE_GPU = 100 * 2**30
 CPU_CHUNK = 512
 
+# Whole numbers, and the least of each: a prompt and an answer need two tokens.
+_LEAST = {
+    "max_sequences": 1,
+    "max_context": 2,
+    "prefill_chunk": 1,
+    "kv_memory": 1,
+    "queue": 1,
+    "steps": 1,
+    "unpacked_layers": 0,
+}
+
 
 class OptionError(ValueError):
     """An engine option that cannot work; `option` names it, the message says what to do."""
@@ -73,14 +84,10 @@ class EngineOptions:
         return CPU_CHUNK if self.prefill_chunk is None else self.prefill_chunk
 
     def __post_init__(self) -> None:
-        for option in ("max_sequences", "prefill_chunk", "queue", "steps"):
-            value = getattr(self, option)
-            if value is not None and value < 1:
-                raise OptionError(option, f"is {value}; give a number from 1 up")
-        if self.max_context is not None and self.max_context < 2:
-            raise OptionError("max_context", f"is {self.max_context}; a prompt and an answer need 2 tokens")
-        if self.unpacked_layers is not None and self.unpacked_layers < 0:
-            raise OptionError("unpacked_layers", f"is {self.unpacked_layers}; give a number from 0 up")
+        for option, least in _LEAST.items():
+            value, may_be_none = getattr(self, option), getattr(EngineOptions, option) is None
+            if not (value is None and may_be_none) and not (isinstance(value, int) and value >= least):
+                raise OptionError(option, f"is {value!r}; give a whole number from {least} up")
         if not self.max_decode_gap > 0:
             raise OptionError("max_decode_gap", f"is {self.max_decode_gap}; give milliseconds above 0")
         if self.decode not in DECODE_BACKENDS:
