@@ -1,6 +1,7 @@
 """Log-probabilities of a prompt's own tokens, for requests that ask for them (`prompt_logprobs`).
 
 They come from the passes that fill the prompt's KV, so such a request does not go on after a cached prefix.
+Each of these passes runs all of its layers at once: others wait for its end.
 """
 
 from __future__ import annotations
