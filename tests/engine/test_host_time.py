@@ -1,7 +1,8 @@
 """What the host costs a step: a guard on the bound that keeps a GPU's step from waiting for Python.
 
-The bound is 200 us, and `make bench` says how far below it a machine is. Here twice as much is allowed, so
-that only a change of the code can fail the test and not a neighbour on the machine.
+The bound is 200 us, and `make bench` says how far below it a machine is. Here a step is held against other
+work for the interpreter, done in turn with it, so that only a change of the code can fail the test: not a slow
+machine, and not a neighbour on it.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from headrace.model.tokenizer import Tokenizer
 ROWS = 16
 CONTEXT = 8192
 VOCABULARY = 512
-BOUND_MICROSECONDS = 400
+BOUND = 10  # times the work of `calls`, which takes 40 us where a step takes 110 to 190
 
 
 def decoding_engine() -> Engine:
@@ -63,7 +64,36 @@ def microseconds_a_step(engine: Engine, steps: int) -> float:
     return spent / steps * 1e6
 
 
+class Row:
+    """What `calls` calls."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.seen: list[tuple[int, int]] = []
+
+    def see(self, step: int) -> int:
+        self.seen.append((step, self.number))
+        return len(self.seen)
+
+
+def calls() -> None:
+    """Work of the interpreter's usual kind: calls, attributes, tuples, lists."""
+    rows = [Row(number) for number in range(ROWS)]
+    for step in range(20):
+        for row in rows:
+            row.see(step)
+
+
+def microseconds_of_calls(times: int) -> float:
+    start = time.thread_time()
+    for _ in range(times):
+        calls()
+    return (time.thread_time() - start) / times * 1e6
+
+
 def test_a_step_of_sixteen_rows_stays_under_its_bound() -> None:
-    """The best of several runs: others on the machine can only make it slower."""
+    """The best of several runs in turn: others on the machine can only make them slower."""
     engine = decoding_engine()
-    assert min(microseconds_a_step(engine, 30) for _ in range(16)) < BOUND_MICROSECONDS
+    runs = [(microseconds_a_step(engine, 30), microseconds_of_calls(30)) for _ in range(16)]
+    step, work = map(min, zip(*runs, strict=True))
+    assert step < BOUND * work
