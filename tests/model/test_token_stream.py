@@ -105,12 +105,14 @@ def test_the_gate_is_red_for_a_decoder_that_takes_tokens_one_by_one() -> None:
 
 
 def test_time_per_token_does_not_grow() -> None:
-    """The limit is ten times what was measured: a busy machine passes, a quadratic decoder does not."""
+    """The best of many short runs at each end: a busy machine passes, a quadratic decoder does not."""
     tokenizer = smollm2()
     (lead,) = tokenizer.encode("a")
-    ids = [lead] * 200_000
     stream = tokenizer.stream()
-    start = time.process_time()
-    for token in ids:
-        stream.push((token,))
-    assert (time.process_time() - start) / len(ids) < 20e-6
+    times = []
+    for _ in range(400):
+        start = time.thread_time()
+        for _ in range(500):
+            stream.push((lead,))
+        times.append(time.thread_time() - start)
+    assert min(times[-100:]) < 5 * min(times[:100])
