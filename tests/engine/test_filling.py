@@ -264,8 +264,7 @@ def test_a_part_tells_for_how_long_its_thread_did_not_run() -> None:
     for filling in (alone, kept):
         filling.chunks = [Span([1], 0, {})]
         filling.run(1)
-    assert kept.off > 0.045
-    assert kept.off == pytest.approx(kept.seconds, rel=0.1)
+    assert 0.045 < kept.off <= kept.seconds
     assert alone.off < alone.seconds - 0.019
     assert str(kept).endswith(f"{1e3 * kept.off:.1f} ms off the CPU")
 
