@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
+from headrace.model import markers
 from headrace.model.tokenizer import Tokenizer
 from headrace.server.structure import grammars
 from tests.server import patient
@@ -75,6 +76,18 @@ def test_thoughts_cannot_be_left_but_by_their_end(http: httpx.Client, server: Sc
     message = ask(http, server, line, response_format=FORMAT)
     assert "<|" not in message["reasoning"]
     assert is_colours(message["content"])
+
+
+def test_an_answer_cannot_end_inside_a_string(http: httpx.Client, server: Scripted) -> None:
+    """The end of the turn is no text, also where a string may have any: "!" is the first that is one."""
+    words = {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]}
+    ended = {"text": f"a{markers.END_OF_TURN}"}
+    form = {"type": "json_schema", "json_schema": {"name": "words", "schema": words}}
+    message = ask(http, server, thinks("", text(json.dumps(ended))), response_format=form)
+    assert json.loads(message["content"]) == {"text": "a!"}
+    fields = {"tools": [tool("say", parameters=words)], "tool_choice": "required"}
+    [made] = ask(http, server, thinks("", action(call("say", ended))), **fields)["calls"]
+    assert json.loads(made["arguments"]) == {"text": "a!"}
 
 
 def test_json_object(http: httpx.Client, server: Scripted) -> None:

@@ -145,7 +145,11 @@ class Grammars:
             raise bad_request(f"{param}: cannot be compiled: {reason}", param=param) from error
 
     def _load(self) -> None:
-        """Tell xgrammar the vocabulary. Markers and other special tokens are no text of any grammar."""
+        """Tell xgrammar the vocabulary. Markers and other special tokens are no text of any grammar.
+
+        No token of it is said to end a text: each grammar has ends of its own, and xgrammar lets tokens that
+        end a text by the vocabulary, and not by the grammar, appear inside of strings.
+        """
         if self._compiler is not None:
             return
         import xgrammar
@@ -155,9 +159,7 @@ class Grammars:
         special = {token for token in ids if self._is_special(token)}
         vocabulary = [b"" if token in special else tokenizer.token_bytes(token) for token in ids]
         vocabulary += [b""] * (self._vocab_size - len(vocabulary))  # rows that no token has
-        info = xgrammar.TokenizerInfo(
-            vocabulary, vocab_size=self._vocab_size, stop_token_ids=list(tokenizer.eos_token_ids)
-        )
+        info = xgrammar.TokenizerInfo(vocabulary, vocab_size=self._vocab_size, stop_token_ids=[])
         self._markers = frozenset(special)
         self._compiler = xgrammar.GrammarCompiler(info, max_threads=2, cache_limit_bytes=CACHE_BYTES)
 
