@@ -12,6 +12,7 @@ from headrace.step.oracle.rows import LaunchRow
 from headrace.step.pack import PackedWeights
 from tests.kernel import test_sampling_on_gpu as gpu
 from tests.kernel.check.fakes import OracleKernel
+from tests.step.oracle.setting import PARAMS
 
 
 class Played(OracleKernel):
@@ -46,7 +47,7 @@ def test_the_right_kernel_passes() -> None:
     gpu.test_many_steps_are_as_many_launches(1, 0)
     gpu.test_ties_go_to_the_lowest_ids(4)
     gpu.test_forbidden_tokens_are_never_taken()
-    gpu.test_a_row_without_a_finite_logit_ends_alone(gpu.PARAMS["all three"])
+    gpu.test_a_row_without_a_finite_logit_ends_alone(PARAMS["all three"])
 
 
 def test_frequencies_of_the_right_kernel(monkeypatch: pytest.MonkeyPatch) -> None:

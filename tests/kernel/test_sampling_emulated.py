@@ -23,8 +23,8 @@ from headrace.step.plan import Plan
 from headrace.step.planner import build_plan
 from tests.kernel.emulated import COMPILER, EmulationError, Library
 from tests.kernel.emulated.sampling import Emulated, Floats, compiled
-from tests.kernel.test_sampling_on_gpu import EVERY, PARAMS, same, shallow
-from tests.step.oracle.setting import expected
+from tests.kernel.test_sampling_on_gpu import EVERY
+from tests.step.oracle.setting import PARAMS, TIED, expected, same, shallow
 
 pytestmark = [
     pytest.mark.skipif(COMPILER is None, reason="no C++ compiler"),
@@ -33,15 +33,7 @@ pytestmark = [
 
 # Row capacity, SMs, vocabulary. The second has SMs with several rounds of tokens a thread, and a padded tile.
 SHAPES = [(1, 2, 300), (2, 2, 5003), (4, 3, 300), (16, 2, 300)]
-TIES = [
-    SamplingParams(temperature=0, logprobs=20),
-    SamplingParams(top_k=5, temperature=3.0),
-    SamplingParams(top_k=40, temperature=30.0),
-    SamplingParams(top_p=0.3, temperature=3.0),
-    SamplingParams(top_k=50, top_p=0.7, temperature=30.0),
-    SamplingParams(top_p=0.01),
-    SamplingParams(top_p=0.5, temperature=300.0, logprobs=5),
-]
+TIES = [*TIED, SamplingParams(top_p=0.5, temperature=300.0, logprobs=5)]
 
 
 @cache

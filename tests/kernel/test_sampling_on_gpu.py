@@ -23,13 +23,13 @@ from headrace.model.sampler import NO_TOKEN, Sampled, SampleRow
 from headrace.model.sampling import SamplingParams
 from headrace.step.isa import Buffer
 from headrace.step.oracle.rows import LaunchRow
-from headrace.step.oracle.world import VOCABULARY, World, model_of, north
+from headrace.step.oracle.world import VOCABULARY, World, model_of
 from headrace.step.pack import PackedWeights, pack_model
 from headrace.step.plan import Plan
 from headrace.step.planner import build_plan
 from tests.model.slow_sampler import probabilities
 from tests.model.statistics import chi_square
-from tests.step.oracle.setting import expected
+from tests.step.oracle.setting import PARAMS, TIED, expected, same, shallow
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(240)]
 
@@ -81,47 +81,7 @@ def logits_of_last_step(kernel: Any, plan: Plan) -> Tensor:
     return logits_of(kernel, plan).cpu()
 
 
-def shallow(seed: int = 0) -> ModelConfig:
-    """One layer. Seeds tell configs, and so models, apart."""
-    return replace(north(), layers=north().layers[:1], norm_eps=1e-6 * (1 + seed))
-
-
-PARAMS = {
-    "greedy": SamplingParams(temperature=0),
-    "plain": SamplingParams(),
-    "hot": SamplingParams(temperature=5.0),
-    "cold": SamplingParams(temperature=0.01),
-    "top_k": SamplingParams(top_k=7),
-    "top_k 1": SamplingParams(top_k=1, temperature=3.0),
-    "top_k of nearly all": SamplingParams(top_k=VOCABULARY - 1, temperature=50.0),
-    "top_k of more than all": SamplingParams(top_k=VOCABULARY + 5),
-    "top_p": SamplingParams(top_p=0.8),
-    "top_p small": SamplingParams(top_p=1e-9, temperature=2.0),
-    "top_p nearly 1": SamplingParams(top_p=0.999999, temperature=20.0),
-    "min_p": SamplingParams(min_p=0.2, temperature=2.0),
-    "all three": SamplingParams(top_k=40, top_p=0.9, min_p=0.01, temperature=1.7),
-    "penalties": SamplingParams(repetition_penalty=1.3, presence_penalty=0.5, frequency_penalty=0.7),
-    "rewards": SamplingParams(repetition_penalty=0.7, presence_penalty=-1.0, temperature=0),
-    "bias": SamplingParams(logit_bias={5: 100.0, 299: 99.5, 17: -100.0}, temperature=2.0),
-    "logprobs": SamplingParams(logprobs=20, temperature=1.5),
-    "logprobs greedy": SamplingParams(logprobs=3, temperature=0, repetition_penalty=2.0),
-    "logprob alone": SamplingParams(logprobs=0, top_p=0.5),
-}
 EVERY = list(PARAMS.values())
-
-
-def same(results: Sequence[Sampled | None], wanted: Sequence[Sampled]) -> None:
-    for index, (result, want) in enumerate(zip(results, wanted, strict=True)):
-        assert result is not None
-        assert result.token == want.token, f"row {index}"
-        if want.logprobs is None:
-            assert result.logprobs is None
-            continue
-        assert result.logprobs is not None
-        assert [token for token, _ in result.logprobs.top] == [token for token, _ in want.logprobs.top]
-        ours = [result.logprobs.logprob, *(value for _, value in result.logprobs.top)]
-        right = [want.logprobs.logprob, *(value for _, value in want.logprobs.top)]
-        assert ours == pytest.approx(right, abs=1e-9)
 
 
 def agree(bench: Bench, kernel: Kernel, rows: list[LaunchRow]) -> list[int]:
@@ -192,16 +152,8 @@ def test_ties_go_to_the_lowest_ids(count: int) -> None:
         head.copy_(head[torch.arange(VOCABULARY) % 9].clone())
     bench = Bench([30] * count, count, config)
     kernel = bench.kernel()
-    kinds = [
-        SamplingParams(temperature=0, logprobs=20),
-        SamplingParams(top_k=5, temperature=3.0),
-        SamplingParams(top_k=40, temperature=30.0),
-        SamplingParams(top_p=0.3, temperature=3.0),
-        SamplingParams(top_k=50, top_p=0.7, temperature=30.0),
-        SamplingParams(top_p=0.01, temperature=1.0),
-    ]
     for seed in range(12):
-        params = [kinds[(seed + index) % len(kinds)] for index in range(count)]
+        params = [TIED[(seed + index) % len(TIED)] for index in range(count)]
         agree(bench, kernel, bench.rows(params, seed))
 
 

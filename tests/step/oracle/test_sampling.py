@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from headrace.model.config import ModelConfig
 from headrace.model.constraint import mask_of
 from headrace.model.sampler import NO_TOKEN, Sampled
 from headrace.model.sampling import SamplingParams
@@ -16,34 +15,17 @@ from headrace.step.isa import Buffer
 from headrace.step.oracle.order import RandomOrder
 from headrace.step.oracle.rows import LaunchRow
 from headrace.step.oracle.selection import Border
-from tests.step.oracle.setting import VOCABULARY, World, expected, model_of, north, tokens_of
-
-
-def shallow(seed: int = 0) -> ModelConfig:
-    """One layer, so that sampling is what takes the time. Seeds tell configs, and so models, apart."""
-    return replace(north(), layers=north().layers[:1], norm_eps=1e-6 * (1 + seed))
-
-
-PARAMS = {
-    "greedy": SamplingParams(temperature=0),
-    "plain": SamplingParams(),
-    "hot": SamplingParams(temperature=5.0),
-    "top_k": SamplingParams(top_k=7),
-    "top_k 1": SamplingParams(top_k=1, temperature=3.0),
-    "top_k of nearly all": SamplingParams(top_k=VOCABULARY - 1, temperature=50.0),
-    "top_k of more than all": SamplingParams(top_k=VOCABULARY + 5),
-    "top_p": SamplingParams(top_p=0.8),
-    "top_p small": SamplingParams(top_p=1e-9, temperature=2.0),
-    "top_p nearly 1": SamplingParams(top_p=0.999999, temperature=20.0),
-    "min_p": SamplingParams(min_p=0.2, temperature=2.0),
-    "all three": SamplingParams(top_k=40, top_p=0.9, min_p=0.01, temperature=1.7),
-    "penalties": SamplingParams(repetition_penalty=1.3, presence_penalty=0.5, frequency_penalty=0.7),
-    "rewards": SamplingParams(repetition_penalty=0.7, presence_penalty=-1.0, temperature=0),
-    "bias": SamplingParams(logit_bias={5: 100.0, 299: 99.5, 17: -100.0}, temperature=2.0),
-    "logprobs": SamplingParams(logprobs=20, temperature=1.5),
-    "logprobs greedy": SamplingParams(logprobs=3, temperature=0, repetition_penalty=2.0),
-    "logprob alone": SamplingParams(logprobs=0, top_p=0.5),
-}
+from tests.step.oracle.setting import (
+    PARAMS,
+    TIED,
+    VOCABULARY,
+    World,
+    expected,
+    model_of,
+    same,
+    shallow,
+    tokens_of,
+)
 
 
 def agree(world: World, rows: list[LaunchRow], *, sms: int, order: RandomOrder | None = None) -> list[int]:
@@ -51,17 +33,7 @@ def agree(world: World, rows: list[LaunchRow], *, sms: int, order: RandomOrder |
     oracle = world.oracle(rows=16, sms=sms, order=order)
     [results] = oracle.launch(rows, 1)
     wanted = expected(torch.from_numpy(oracle.logits()[: len(rows)].copy()), rows)
-    for result, want in zip(results, wanted, strict=True):
-        assert result is not None
-        assert result.token == want.token
-        if want.logprobs is None:
-            assert result.logprobs is None
-            continue
-        assert result.logprobs is not None
-        assert [token for token, _ in result.logprobs.top] == [token for token, _ in want.logprobs.top]
-        values = [result.logprobs.logprob, *(value for _, value in result.logprobs.top)]
-        others = [want.logprobs.logprob, *(value for _, value in want.logprobs.top)]
-        assert values == pytest.approx(others, abs=1e-9)
+    same(results, wanted)
     return [want.token for want in wanted]
 
 
@@ -95,18 +67,9 @@ def test_ties_go_to_the_lowest_ids(sms: int) -> None:
     head = model_of(config).get_parameter("head.weight")
     head.copy_(head[torch.arange(VOCABULARY) % 9].clone())
     world = World(config, [30] * 12)
-    kinds = [
-        SamplingParams(temperature=0, logprobs=20),
-        SamplingParams(top_k=5, temperature=3.0),
-        SamplingParams(top_k=40, temperature=30.0),
-        SamplingParams(top_p=0.3, temperature=3.0),
-        SamplingParams(top_k=50, top_p=0.7, temperature=30.0),
-        SamplingParams(top_p=0.01, temperature=1.0),
-    ]
-    params = kinds * 2
     rows = [
         sequence.row(slot, one, seed=slot)
-        for slot, (sequence, one) in enumerate(zip(world.sequences, params, strict=True))
+        for slot, (sequence, one) in enumerate(zip(world.sequences, TIED * 2, strict=True))
     ]
     agree(world, rows, sms=sms)
 
