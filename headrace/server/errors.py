@@ -109,6 +109,11 @@ def bad_request(message: str, *, param: str | None = None, code: str | None = No
     return ApiError(400, message, param=param, code=code)
 
 
+def busy(message: str, *, code: str = "busy") -> ApiError:
+    """The request can be served, though not now: 429, and when to come back."""
+    return ApiError(429, message, code=code, headers={"Retry-After": str(RETRY_AFTER_SECONDS)})
+
+
 def from_exception(error: Exception, *, prompt_param: str | None = None) -> ApiError:
     """What a client is told about `error`; `prompt_param` names the field that the prompt came in."""
     match error:
@@ -123,8 +128,7 @@ def from_exception(error: Exception, *, prompt_param: str | None = None) -> ApiE
         case ConstraintError():
             return bad_request(f"Structured output cannot be had here: {error}.", code="unsupported")
         case QueueFullError():
-            headers = {"Retry-After": str(RETRY_AFTER_SECONDS)}
-            return ApiError(429, str(error), code="queue_full", headers=headers)
+            return busy(str(error), code="queue_full")
         case ParameterError():
             return bad_request(str(error), param=error.parameter)
         case EngineError():

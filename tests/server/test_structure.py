@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import threading
 from typing import Any
 
@@ -204,13 +206,6 @@ def test_schemas_that_cannot_be_compiled_are_named(
     assert ".cc:" not in error["message"]
 
 
-def test_a_schema_that_takes_too_long(http: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grammars, "COMPILE_SECONDS", 0.0)
-    error = error_of(http.post(PATH, json={"messages": user("hi"), "response_format": FORMAT}), 400)
-    assert error["param"] == "response_format.json_schema.schema"
-    assert "smaller" in error["message"]
-
-
 def test_a_schema_that_really_takes_long(http: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
     """The answer comes while it is still being compiled, and others are served meanwhile.
 
@@ -239,6 +234,35 @@ def test_a_schema_that_really_takes_long(http: httpx.Client, monkeypatch: pytest
         pytest.fail("nobody is served while a schema is being compiled")
     assert "takes more than 0.1 s to compile" in error_of(response, 400)["message"]
     assert compiled.wait(WAIT)  # time was all that it lacked
+
+
+def test_schemas_that_take_long_leave_the_rest_of_the_server_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many there are: other requests are served, and one with a schema is told to come back."""
+    go_on = threading.Event()
+    monkeypatch.setattr(grammars.Grammars, "_prepare", lambda *_: go_on.wait(WAIT))
+    monkeypatch.setattr(grammars, "COMPILE_SECONDS", 0.1)
+    body = {"messages": user("hi"), "response_format": FORMAT}
+    with scripted_server() as server, patient.client(server.url) as http:
+        try:
+            for _ in range(grammars.COMPILERS):
+                error = error_of(http.post(PATH, json=body), 400)
+                assert error["param"] == "response_format.json_schema.schema"
+                assert "smaller" in error["message"]
+            for _ in range(40):  # more than any pool has threads here
+                response = http.post(PATH, json=body)
+                assert error_of(response, 429)["code"] == "busy"
+            assert response.headers["retry-after"] == "1"
+            assert http.post(PATH, json={"messages": user("hi")}).status_code == 200
+        finally:
+            go_on.set()
+
+
+def test_schemas_that_take_long_do_not_hold_up_the_end_of_the_process() -> None:
+    program = (
+        "import threading; from headrace.server.structure.workers import Workers; begun = threading.Event();"
+        "Workers(1, 'w').submit(lambda: (begun.set(), threading.Event().wait())); begun.wait()"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=WAIT)
 
 
 def test_a_backend_that_cannot_is_a_400(http: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 from headrace.model import markers
 from headrace.model.constraint import Constraint
 from headrace.model.tokenizer import Tokenizer
-from headrace.server.errors import ApiError, bad_request
+from headrace.server.errors import ApiError, bad_request, busy
 from headrace.server.formats import ChatFormat
 from headrace.server.formats.machine import Marks
 from headrace.server.structure.answer import Block, StructuredAnswer
@@ -26,8 +26,10 @@ from headrace.server.structure.structure import (
     open_objects,
     tagged_answer,
 )
+from headrace.server.structure.workers import Workers
 
 COMPILE_SECONDS = 10.0
+COMPILERS = 4  # at a time; a schema that took too long is compiled to its end all the same
 CACHE_BYTES = 256 * 2**20
 
 _MARKERS = frozenset(name.encode() for name in markers.MARKERS)
@@ -44,17 +46,24 @@ class Grammars:
         self._format = format_
         self._vocab_size = vocab_size
         self._compiler: Any = None
+        self._workers = Workers(COMPILERS, "headrace-grammars")
         self._markers = frozenset[int]()
         marks = format_.marks
         tags = (*marks.call_tags, marks.end_thinking or "") if marks and marks.call_tags else ()
         self._tags = frozenset(tag.encode() for tag in tags)  # text for grammars, whatever tokens they are
 
     async def prepare(self, structure: Structure) -> Make:
-        """Compile what `structure` needs. Raises ApiError 400 that names the part which cannot be."""
+        """Compile what `structure` needs.
+
+        Raises ApiError 400 that names the part which cannot be, and 429 where others kept it waiting.
+        """
         self._check(structure)
+        job = self._workers.submit(partial(self._prepare, structure))
         try:
-            return await asyncio.wait_for(asyncio.to_thread(self._prepare, structure), COMPILE_SECONDS)
+            return await asyncio.wait_for(asyncio.wrap_future(job), COMPILE_SECONDS)
         except TimeoutError as error:
+            if job.cancelled():  # it was never begun
+                raise busy("Schemas of other requests are still being compiled; try again later.") from error
             param = structure.text.param if structure.text else "tools"
             raise bad_request(
                 f"{param}: takes more than {COMPILE_SECONDS:g} s to compile; make the schema smaller",
