@@ -6,10 +6,9 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 from headrace.engine.backend import DecodeRow, Interrupt
+from headrace.kernel.launcher import MAX_STEPS
 from headrace.model.sampler import Sampled
 from headrace.step.oracle.rows import LaunchRow
-
-MAX_STEPS = 16  # of a launch
 
 
 class Launches(Protocol):

@@ -29,7 +29,7 @@ from headrace.step.oracle.rows import LaunchRow
 from headrace.step.pack import PackedWeights
 from headrace.step.plan import Plan
 
-MAX_STEPS = 16
+MAX_STEPS = 16  # of a launch
 LONGEST_WAIT = 4.0  # seconds: the kernel counts nanoseconds in 32 bits
 COUNTER_WORDS = 32  # a counter has 128 bytes of its own
 GROUPS = (KVGroup.FULL, KVGroup.SLIDING)

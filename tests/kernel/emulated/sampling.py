@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 
 from headrace.kernel.inputs import RowInputs
-from headrace.kernel.launcher import with_logprobs
+from headrace.kernel.launcher import MAX_STEPS, with_logprobs
 from headrace.kernel.records import ABSENT, HOST_LINK, LOGPROB_RECORD, PARAMS
 from headrace.model.sampler import NO_TOKEN, Sampled
 from headrace.step.buffers import ALIGNMENT, arena, buffer_specs
@@ -21,7 +21,6 @@ from headrace.step.plan import Plan
 from tests.kernel.emulated import Library, Spoilt
 
 SAMPLING = (Opcode.SAMPLE_STATS, Opcode.SAMPLE_SELECT, Opcode.SAMPLE_PICK, Opcode.SAMPLE_COMMIT)
-MAX_STEPS = 16
 
 Floats = npt.NDArray[np.float32]
 

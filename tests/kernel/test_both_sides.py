@@ -1,4 +1,4 @@
-"""What Python and the kernel's headers both write down as an enumeration has the same names and numbers."""
+"""Enumerations and constants that Python and the sources for the GPU both write down are the same there."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from enum import IntEnum
 import pytest
 
 from headrace.kernel.build import INCLUDE
+from headrace.kernel.prompt import passes
 from headrace.kernel.trace import Lane
 from headrace.kernel.watchdog import Agent, Waited
 
@@ -28,6 +29,21 @@ def test_both_sides_say_the_same(header: str, kind: type[IntEnum], more: set[str
     assert all(found[name] == len(kind) for name in more), "how many there are"
 
 
+def constant(source: str, name: str) -> int:
+    """The value of a constant of a source."""
+    [value] = re.findall(rf"^constexpr int {name} = (\d+);", source, re.MULTILINE)
+    return int(value)
+
+
+def test_constants_of_the_steps_of_prompts() -> None:
+    source = passes.SOURCE.read_text()
+    assert constant(source, "SLOTS") == passes._SLOTS
+    assert constant(source, "MOST_PARTS") == passes._MOST_PARTS
+
+
 def test_another_number_or_name_is_seen() -> None:
-    source = "enum class Agent : int32_t { LOADER = 0, CONSUMER = 1,\n  COPIER = 3 };"
+    source = (
+        "enum class Agent : int32_t { LOADER = 0, CONSUMER = 1,\n  COPIER = 3 };\nconstexpr int SLOTS = 5;\n"
+    )
     assert members(source, "Agent") == {"LOADER": 0, "CONSUMER": 1, "COPIER": 3}
+    assert constant(source, "SLOTS") == 5
