@@ -1,8 +1,8 @@
 """What the host costs a step: a guard on the bound that keeps a GPU's step from waiting for Python.
 
 The bound is 200 us, and `make bench` says how far below it a machine is. Here a step is held against other
-work for the interpreter, done in turn with it, so that only a change of the code can fail the test: not a slow
-machine, and not a neighbour on it.
+work for the interpreter, done in turn with it, so that only a change of the code can fail the test: no slow
+machine, and no neighbour on it.
 """
 
 from __future__ import annotations
