@@ -27,6 +27,7 @@ from headrace.server import (
     responses,
     tokens,
 )
+from headrace.server.failures import Failures
 from headrace.server.formats import choose_format
 from headrace.server.gate import Gate
 from headrace.server.metrics import Metrics
@@ -90,6 +91,7 @@ def create_app(loaded: Loaded, engine: AsyncEngine, options: ServerOptions) -> F
     app.include_router(metrics.router(state.metrics))
     app.include_router(page.router())
     app.add_middleware(Gate, api_keys=options.api_keys, max_body=options.max_body)
+    app.add_middleware(Failures)
     app.add_middleware(RequestLog, metrics=state.metrics)  # it sees what the gate refuses
     if options.cors_origins:  # outermost: a refusal must be readable for the page too
         app.add_middleware(

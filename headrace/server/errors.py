@@ -114,6 +114,11 @@ def busy(message: str, *, code: str = "busy") -> ApiError:
     return ApiError(429, message, code=code, headers={"Retry-After": str(RETRY_AFTER_SECONDS)})
 
 
+def shutting_down() -> ApiError:
+    """The server ends before the answer does."""
+    return ApiError(503, "The server is shutting down and cannot answer to the end.", code="shutdown")
+
+
 def from_exception(error: Exception, *, prompt_param: str | None = None) -> ApiError:
     """What a client is told about `error`; `prompt_param` names the field that the prompt came in."""
     match error:
@@ -137,12 +142,14 @@ def from_exception(error: Exception, *, prompt_param: str | None = None) -> ApiE
 
 
 def install(app: FastAPI) -> None:
-    """Answer every failure of `app`, those of the framework too, with an error object, and describe it so."""
+    """Answer every failure that is known with an error object, those of the framework too, and have `app`
+    describe itself so. What is not known is for `Failures`.
+    """
     describe(app)
     app.add_exception_handler(RequestValidationError, _on_invalid)
     app.add_exception_handler(HTTPException, _on_http)
     app.add_exception_handler(ClientGoneError, _on_client_gone)
-    for kind in (ApiError, EngineError, ParameterError, Exception):
+    for kind in (ApiError, EngineError, ParameterError):
         app.add_exception_handler(kind, _on_error)
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +14,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from headrace.server.disconnect import ClientGoneError, unless_gone
-from headrace.server.errors import ApiError, from_exception
+from headrace.server.errors import ApiError, from_exception, shutting_down
 from headrace.server.generation import Generation
 from headrace.server.record import note_error
 
@@ -71,6 +72,7 @@ class EventStream(Response):
         self._generation = generation
         self._dialect = dialect
         self._keep_alive = keep_alive
+        self._begun = False
         self._last = 0.0
         self._kept_alive = False  # whether a sign of life was the last that was sent
 
@@ -79,11 +81,17 @@ class EventStream(Response):
             await unless_gone(receive, self._send_all(send))
         except ClientGoneError:
             log.debug("the client left its stream")
+        except asyncio.CancelledError:
+            if not self._begun:
+                raise
+            with contextlib.suppress(asyncio.CancelledError):  # again, by whom the client kept waiting for it
+                await self._cut_off(send)
         finally:
             self._generation.cancel()
 
     async def _send_all(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        self._begun = True
         alive = asyncio.ensure_future(self._send_signs_of_life(send)) if self._keep_alive else None
         try:
             async for line in self._lines():
@@ -91,6 +99,12 @@ class EventStream(Response):
         finally:
             if alive is not None:
                 alive.cancel()
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _cut_off(self, send: Send) -> None:
+        """The server ends: the client is told so in place of the rest."""
+        for line in self._failure(shutting_down()):
+            await self._send(send, line)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     def _resumed(self, line: str) -> str:
@@ -126,9 +140,17 @@ class EventStream(Response):
                 yield encode(event)
         except Exception as error:
             failure = from_exception(error)
-            note_error(failure.kind)
             if failure.status == 500:
                 log.exception("a stream failed")
-            yield encode(self._dialect.failure(failure))
+            for line in self._failure(failure):
+                yield line
+            return
+        if self._dialect.end:
+            yield self._dialect.end
+
+    def _failure(self, failure: ApiError) -> Iterator[str]:
+        """What ends a stream that cannot go on."""
+        note_error(failure.kind)
+        yield self._dialect.encode(self._dialect.failure(failure))
         if self._dialect.end:
             yield self._dialect.end

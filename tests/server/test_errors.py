@@ -15,6 +15,7 @@ from headrace.server.errors import from_exception
 from tests.server import patient
 from tests.server.scripted import VOCABULARY, scripted_server
 from tests.server.test_chat import PATH, TOOL, events, user
+from tests.waiting import WAIT
 
 
 def error_of(response: httpx.Response, status: int) -> dict[str, Any]:
@@ -146,6 +147,21 @@ def test_our_own_mistakes_are_500_without_their_details(
     error = error_of(http.post(PATH, json={"messages": user("hi")}), 500)
     assert error["type"] == "server_error"
     assert "secret" not in error["message"]
+
+
+def test_our_own_mistakes_have_the_headers_of_other_answers_and_leave_the_connection(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(conversation, "render", lambda *_: 1 // 0)
+    page = {"Origin": "http://localhost:3000"}
+    with scripted_server(served={"cors_origins": ["http://localhost:3000"]}) as server:
+        with httpx.Client(base_url=server.url, timeout=WAIT, headers=page) as http:
+            responses = [http.post(PATH, json={"messages": user("hi")}) for _ in range(3)]
+        for response in responses:
+            error_of(response, 500)
+            assert response.headers["access-control-allow-origin"] == page["Origin"]
+            assert f"request {response.headers['x-request-id']} failed" in caplog.text
+        assert "ZeroDivisionError" in caplog.text
 
 
 def test_an_engine_that_dies_ends_streams_and_answers_with_an_error() -> None:
