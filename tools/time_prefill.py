@@ -1,8 +1,8 @@
 """Times prompts on a GPU: tokens a second from the first chunk to the last, at North Mini Code's shape.
 
 Weights are synthetic and packed, blocks of the KV pool scattered. `--profile` adds the largest single costs
-of one pass, `--parts` times a layer's parts alone with the share of the GPU's peak that they reach,
-`--beginnings` what a pass begins with, by `tools.time_beginnings`.
+of one pass, `--parts` times a layer's parts alone, by `tools.time_parts`, `--beginnings` what a pass begins
+with, by `tools.time_beginnings`.
 """
 
 from __future__ import annotations
@@ -12,31 +12,22 @@ import random
 import statistics
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import replace
 
 import torch
-from torch.nn import functional
 
 from headrace.engine.decode import fuse
 from headrace.engine.torch_backend import TorchBackend
-from headrace.kernel.prompt import passes
 from headrace.kernel.prompt.passes import Passes
 from headrace.model import tiled
 from headrace.model.batch import Span
-from headrace.model.config import KVGroup, ModelConfig, MoEMLP
+from headrace.model.config import KVGroup
 from headrace.model.kv import KVCache, blocks_for
-from headrace.model.layers import group, route, spread, swiglu, weighed_sum
 from headrace.model.synthetic import preset
 from headrace.model.transformer import Model
-from headrace.model.varlen import attend_varlen, plan_varlen
 from headrace.step.pack import PackedWeights, pack_synthetic
 from headrace.step.packed_model import packed_model
-from tools import time_beginnings
-
-PEAK = 989e12  # operations a second in bfloat16: H200 datasheet, without sparsity
-BANDWIDTH = 4.8e12  # bytes a second: H200 datasheet
-ROUNDS = 8
+from tools import time_beginnings, time_parts
 
 
 def main() -> None:
@@ -76,7 +67,7 @@ def main() -> None:
     if options.beginnings:
         timer.beginnings(max(options.chunk))
     if options.parts:
-        parts(config, weights, max(options.chunk))
+        time_parts.report(config, weights, max(options.chunk))
 
 
 class Timer:
@@ -127,121 +118,6 @@ class Timer:
         """As in a server that has rehearsed chunks of up to so many tokens."""
         self.backend.rehearse(tokens=chunk, context=len(self.prompt))
         time_beginnings.report(self.backend, self.model, self.prompt, self.tables)
-
-
-def parts(config: ModelConfig, weights: PackedWeights, tokens: int) -> None:
-    """A layer's products and attention, alone."""
-    layer = next(i for i, layer in enumerate(config.layers) if isinstance(layer.mlp, MoEMLP))
-    mlp = config.layers[layer].mlp
-    assert isinstance(mlp, MoEMLP)
-    hidden, heads, dim = config.hidden_size, config.num_heads, config.head_dim
-
-    def random_values(*shape: int) -> torch.Tensor:
-        return torch.randn(*shape, device="cuda", dtype=torch.bfloat16)
-
-    h, slots = random_values(tokens, hidden), tokens * mlp.top_k
-    q = random_values(tokens, heads, dim)
-    k, v = (random_values(tokens, config.num_kv_heads, dim) for _ in "kv")
-    gate_up, down = (
-        random_values(mlp.experts, 2 * mlp.width, hidden),
-        random_values(mlp.experts, hidden, mlp.width),
-    )
-    ends = torch.arange(1, mlp.experts + 1, device="cuda", dtype=torch.int32) * (slots // mlp.experts)
-    rows, inner = random_values(slots, hidden), random_values(slots, mlp.width)
-    square, wide = random_values(heads * dim, hidden), random_values(config.num_kv_heads * dim, hidden)
-    matrix = f"blocks.{layer}.mlp.experts.gate_up"
-    scores = torch.randn(tokens, mlp.experts, device="cuda")
-
-    device = torch.device("cuda")
-    fused = Passes() if passes.fits(config) else None
-    past = tokens if config.window is None else max(tokens, config.window)
-    pages = random_values(blocks_for(past) + blocks_for(tokens), config.num_kv_heads, 2, 64 * dim)
-
-    def attention(window: int | None, tile: int | None, start: int = 0) -> Callable[[], object]:
-        tables = dict.fromkeys(KVGroup, range(len(pages)))
-        plan = plan_varlen([Span(range(tokens), start, tables)], KVGroup.FULL, window, device, tile)
-        return lambda: attend_varlen(q, k, v, pages, plan, fused)
-
-    def cudnn(queries: int, keys: int, *, causal: bool, count: int = 1) -> Callable[[], object]:
-        given = q[: count * queries], k[: count * keys], v[: count * keys]
-        return lambda: tiled.cudnn(*given, causal=causal, joined=True, count=count)
-
-    pairs = tokens * (tokens + 1) / 2
-    window = config.window or tokens
-    seen = pairs - max(tokens - window, 0) * (max(tokens - window, 0) + 1) / 2
-    per_pair = 4 * heads * dim
-    product = 2.0 * hidden
-    show("q", lambda: functional.linear(h, square), product * tokens * heads * dim)
-    show("k", lambda: functional.linear(h, wide), product * tokens * config.num_kv_heads * dim)
-    show(
-        "experts up",
-        lambda: functional.grouped_mm(rows, gate_up.transpose(1, 2), offs=ends),
-        product * slots * 2 * mlp.width,
-    )
-    show(
-        "experts down",
-        lambda: functional.grouped_mm(inner, down.transpose(1, 2), offs=ends),
-        product * slots * mlp.width,
-    )
-    far, wide_seen = tokens * past + pairs, tokens * window
-    for name, tile in (("flash", None), ("tiles", tiled.TILE)):
-        show(f"{name}, full", attention(None, tile), per_pair * pairs)
-        show(f"{name}, window", attention(window, tile), per_pair * seen)
-        show(f"{name}, full, past of {past}", attention(None, tile, past), per_pair * far)
-        show(f"{name}, window, past of {past}", attention(window, tile, past), per_pair * wide_seen)
-    half = tokens // 2
-    show("cudnn, causal, half", cudnn(half, half, causal=True), per_pair * half * half / 2)
-    show("cudnn, causal, half less 1", cudnn(half - 1, half - 1, causal=True), per_pair * half * half / 2)
-    show("cudnn, causal, two halves", cudnn(half, half, causal=True, count=2), per_pair * half * half)
-    show("cudnn, rectangle", cudnn(tokens, tokens, causal=False), per_pair * tokens * tokens)
-    begun = time.monotonic()
-    cudnn(half - 3, half - 3, causal=True)()
-    torch.cuda.synchronize()
-    print(f"cudnn, the first of a shape: {1e3 * (time.monotonic() - begun):.0f} ms")
-    ids, _ = route(scores, mlp, fused)
-    places, _ = (fused.group if fused else group)(ids, mlp.experts)
-    slot_weights, gate_up_rows = torch.rand(ids.shape, device="cuda"), random_values(slots, 2 * mlp.width)
-    show("experts chosen", lambda: route(scores, mlp, fused), moved=scores.nbytes)
-    show("slots placed", lambda: (fused.group if fused else group)(ids, mlp.experts), moved=2.0 * ids.nbytes)
-    show("rows spread", lambda: (fused.spread if fused else spread)(h, places), moved=h.nbytes + rows.nbytes)
-    show(
-        "silu times up",
-        lambda: (fused.swiglu if fused else swiglu)(gate_up_rows),
-        moved=1.5 * gate_up_rows.nbytes,
-    )
-    show(
-        "rows combined",
-        lambda: (fused.combine if fused else weighed_sum)(rows, places, slot_weights),
-        moved=h.nbytes + rows.nbytes,
-    )
-    show("unpacking up", lambda: weights.unpack(matrix, gate_up), moved=2.0 * gate_up.nbytes)
-
-
-def show(what: str, work: Callable[[], object], operations: float = 0, moved: float = 0) -> None:
-    """Print the time of some work, and its share of what the GPU can do; or why it cannot be done.
-
-    ROUNDS of it follow one another, so that the host's part of the time hides behind the GPU's.
-    """
-    try:
-        work()
-        times = []
-        for _ in range(5):
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in "be")  # type: ignore[no-untyped-call]
-            begin.record()
-            for _ in range(ROUNDS):
-                work()
-            end.record()
-            torch.cuda.synchronize()
-            times.append(begin.elapsed_time(end) / 1e3 / ROUNDS)
-    except RuntimeError as error:
-        print(f"{what}: {error}")
-        return
-    seconds = statistics.median(times)
-    rate = (
-        f"{operations / seconds / 1e12:.0f} TFLOP/s" if operations else f"{moved / seconds / 1e12:.2f} TB/s"
-    )
-    share = operations / seconds / PEAK if operations else moved / seconds / BANDWIDTH
-    print(f"{what}: {1e3 * seconds:.3f} ms, {rate}, {share:.0%} of the peak", flush=True)
 
 
 if __name__ == "__main__":
