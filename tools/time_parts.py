@@ -91,7 +91,7 @@ class Parts:
         )
 
     def attention(self) -> Iterator[Part]:
-        """Of a chunk alone and behind a past, in full and within a window, by flash attention and by tiles."""
+        """Of a chunk alone and behind a past, in full and in a window, by flash attention and by tiles."""
         config, tokens = self.config, self.tokens
         q, k, v = self._queries()
         window = config.window or tokens
