@@ -124,6 +124,12 @@ def test_windows_stay_inside_and_carry_the_mask() -> None:
     assert starts > 40  # about half of the windows that are near a document's start begin there
 
 
+def test_a_text_that_is_too_short_for_a_batch_is_refused() -> None:
+    """There would be no batch, however often one looks."""
+    with pytest.raises(ValueError, match="fewer than the 3 of a batch"):
+        next(training.windows(corpus(150), training.Recipe(batch=3, time=64), torch.device("cpu")))
+
+
 def test_export_is_read_back_by_the_loader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = build_model(micro_config(300), device="cpu", dtype=torch.float32)
     initialize(model, 5)

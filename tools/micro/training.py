@@ -73,7 +73,10 @@ class Outcome:
 
 
 def windows(corpus: Corpus, recipe: Recipe, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
-    """Batches for ever: tokens [batch, time + 1], and whether each of the last `time` is to be predicted."""
+    """Batches for ever: tokens [batch, time + 1], and whether each of the last `time` is to be predicted.
+
+    Raises ValueError for a corpus that has not enough for one.
+    """
     tokens = torch.from_numpy(corpus.tokens.astype(np.int32)).to(device)
     learn = torch.from_numpy(corpus.learn).to(device)
     dice = np.random.default_rng(recipe.seed)
@@ -82,6 +85,11 @@ def windows(corpus: Corpus, recipe: Recipe, device: torch.device) -> Iterator[tu
     while True:
         first = np.arange(dice.integers(recipe.time), len(corpus.tokens) - span, recipe.time)
         dice.shuffle(first)
+        if len(first) < recipe.batch:
+            raise ValueError(
+                f"{len(corpus.tokens)} tokens have {len(first)} windows of {recipe.time}, fewer than the "
+                f"{recipe.batch} of a batch: take smaller batches, or more text"
+            )
         following = corpus.starts[np.minimum(np.searchsorted(corpus.starts, first), len(corpus.starts) - 1)]
         near = (following - first < recipe.time // 2) & (following + span < len(corpus.tokens))
         first = np.where(near & (dice.random(len(first)) < ALIGNED_SHARE), following, first)
