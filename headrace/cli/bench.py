@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from headrace.bench.power import Power
 
 bench_app = typer.Typer(help="Measure speed, and compare what was measured.", no_args_is_help=True)
+_COLUMNS = (
+    *("rows", "context", "ms a step", "spread", "tokens/s"),
+    *("GB a step", "experts", "uniform", "of limit"),
+)
 _LIMITED = "* At its power limit: the GPU lowered its clock, and one that stays cooler would be faster."
 
 
@@ -115,9 +119,6 @@ def one_line(result: Measured) -> str:
 
 def table_of(measured: list[Measured], others: Results | None, title: str) -> Table:
     """A row for every point."""
-    from headrace.bench.compare import merged
-    from headrace.bench.points import name_of
-
     table = Table(
         title=title,
         title_justify="left",
@@ -128,45 +129,44 @@ def table_of(measured: list[Measured], others: Results | None, title: str) -> Ta
         pad_edge=False,
         collapse_padding=True,  # one space between columns: 80 characters hold them
     )
-    columns = [
-        "rows",
-        "context",
-        "ms a step",
-        "spread",
-        "tokens/s",
-        "GB a step",
-        "experts",
-        "uniform",
-        "of limit",
-    ]
     watched = any(result.power for result in measured)
     if any(result.power and result.power.limited for result in measured):
         table.caption = _LIMITED
-    for heading in columns + (["MHz", "W"] if watched else []) + (["vLLM", "ratio"] if others else []):
+    for heading in (*_COLUMNS, *(("MHz", "W") if watched else ()), *(("vLLM", "ratio") if others else ())):
         table.add_column(heading, justify="right")
     for result in measured:
-        found = result.as_json()
-        cells = [
-            f"{result.point.rows}",
-            name_of(result.point.rows, result.point.context),
-            f"{result.median:.3f}",
-            f"{result.spread:.3f}",
-            f"{result.tokens_per_second:,.1f}",
-            f"{result.read.total / 1e9:.3f}",
-            f"{result.experts:,.0f}",
-            f"{result.uniform:,.0f}",
-            f"{result.share:.1%}",
-        ]
+        cells = _cells(result)
         if watched:
             cells += _power_cells(result.power)
         if others:
-            (with_vllm,) = merged([found], others)
-            theirs = with_vllm["vllm_tokens_per_s"]
-            cells += (
-                ["", ""] if theirs is None else [f"{theirs:,.1f}", f"{result.tokens_per_second / theirs:.2f}"]
-            )
+            cells += _vllm_cells(result, others)
         table.add_row(*cells)
     return table
+
+
+def _cells(result: Measured) -> list[str]:
+    """Those of _COLUMNS."""
+    from headrace.bench.points import name_of
+
+    return [
+        f"{result.point.rows}",
+        name_of(result.point.rows, result.point.context),
+        f"{result.median:.3f}",
+        f"{result.spread:.3f}",
+        f"{result.tokens_per_second:,.1f}",
+        f"{result.read.total / 1e9:.3f}",
+        f"{result.experts:,.0f}",
+        f"{result.uniform:,.0f}",
+        f"{result.share:.1%}",
+    ]
+
+
+def _vllm_cells(result: Measured, others: Results) -> list[str]:
+    from headrace.bench.compare import merged
+
+    (with_vllm,) = merged([result.as_json()], others)
+    theirs = with_vllm["vllm_tokens_per_s"]
+    return ["", ""] if theirs is None else [f"{theirs:,.1f}", f"{result.tokens_per_second / theirs:.2f}"]
 
 
 def _power_cells(power: Power | None) -> list[str]:
