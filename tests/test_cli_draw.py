@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -12,6 +13,7 @@ from typer.testing import CliRunner
 from headrace.cli import app
 
 runner = CliRunner()
+DOCS = Path(__file__).resolve().parent.parent / "docs"
 MICRO = ["--synthetic", "north-micro-shape", "--sms", "4"]
 
 
@@ -24,6 +26,18 @@ def test_a_picture_and_a_trace(tmp_path: Path) -> None:
     words = "".join(ElementTree.parse(image).getroot().itertext())
     assert "One decode step of north-micro-shape: 2 rows, 500 tokens of context, 4 SMs" in words
     assert json.loads(trace.read_text())["traceEvents"]
+
+
+def test_the_documentations_picture_is_that_of_the_plan_as_it_is(tmp_path: Path) -> None:
+    """README.md has the command. docs/step.md tells the time and the share below it."""
+    image = tmp_path / "step.svg"
+    result = runner.invoke(app, ["plan", "draw", "--synthetic", "north-mini-code", "--image", str(image)])
+    assert result.exit_code == 0
+    assert image.read_bytes() == (DOCS / "images" / "decode-step.svg").read_bytes()
+    found = re.search(r"Predicted ([\d.]+) ms .*: ([\d.]+)% of the bandwidth limit", result.output)
+    assert found is not None
+    said = f"{float(found[1]):.2f} ms or {float(found[2]):.0f} % of the limit"
+    assert said in (DOCS / "step.md").read_text()
 
 
 @pytest.mark.parametrize(
