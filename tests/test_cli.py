@@ -25,6 +25,7 @@ from headrace.engine.engine import Engine
 from headrace.engine.interpreter import SWITCH_INTERVAL
 from headrace.engine.options import EngineOptions
 from tests.server.scripted import REPLY, Scripted, scripted_server
+from tests.waiting import WAIT, comes
 
 SYNTHETIC = ["--synthetic", "north-micro-shape", "--max-context", "1024", "--max-sequences", "2"]
 
@@ -88,7 +89,11 @@ def test_unpacked_layers_are_a_number_or_chosen() -> None:
         (["serve", "smollm2", "--device", "tpu"], "choose auto, cpu or cuda"),
         (["serve", "--synthetic", "x", "--dtype", "int1"], "choose auto, bfloat16 or float32"),
         (["generate", "--synthetic", "gpt-9", "hi"], "there is no shape called 'gpt-9': choose one of"),
-        (["generate", "smollm2", "hi", "--temperature", "-1"], "temperature"),
+        (
+            ["generate", "smollm2", "hi", "--temperature", "-1"],
+            "--temperature must be a number from 0 to 1000, not -1.0",
+        ),
+        (["generate", "smollm2", "hi", "--max-tokens", "0"], "--max-tokens must be 1 or more, not 0"),
         (["generate", *SYNTHETIC, "hi", "--kv-memory", "1K"], "--kv-memory"),
         (["generate", *SYNTHETIC, "x" * 2000], "maximum context length is 1024 tokens"),
         (["chat", "smollm2", "--url", "http://127.0.0.1:1"], "either a model to load or the --url"),
@@ -264,6 +269,29 @@ def test_serve_as_a_user_runs_it() -> None:
             assert "completion_tokens=3" in ended
             assert ended.endswith("cancelled=false")
             assert left.endswith("cancelled=true")
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+
+
+def test_who_is_in_a_hurry_ends_a_server_by_two_signals_without_a_traceback() -> None:
+    port = _free_port()
+    command = [sys.executable, "-m", "headrace.cli", "serve", *SYNTHETIC, "--port", str(port)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as process:
+        try:
+            client = Client(f"http://127.0.0.1:{port}")
+            assert comes(lambda: client.is_healthy() or process.poll() is not None)
+            endless = client.chat([{"role": "user", "content": "hi"}], ignore_eos=True)
+            next(endless)
+            process.send_signal(signal.SIGINT)
+            assert comes(lambda: not client.is_healthy())
+            process.send_signal(signal.SIGINT)
+            assert process.wait(WAIT) == 0
+            assert process.stderr is not None
+            said = process.stderr.read()
+            assert "Traceback" not in said
+            assert "error=shutdown" in said
         finally:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()

@@ -140,7 +140,11 @@ class Server(uvicorn.Server):
         # log_config None: who runs the server has set up logging.
         super().__init__(
             uvicorn.Config(
-                app, log_config=None, log_level="warning", timeout_graceful_shutdown=SHUTDOWN_SECONDS
+                app,
+                lifespan="off",  # there is none, and a task that waits for its end would be one to cut off
+                log_config=None,
+                log_level="warning",
+                timeout_graceful_shutdown=SHUTDOWN_SECONDS,
             )
         )
         self._on_ready = on_ready

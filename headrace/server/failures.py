@@ -16,8 +16,8 @@ log = logging.getLogger(__name__)
 class Failures:
     """ASGI middleware, inside those that give every answer its headers.
 
-    The framework's own answer to a failure passes by them, and ends the connection. uvicorn cancels what still
-    runs when answers have had their time at the server's end.
+    The framework's own answer to a failure passes by them, and ends the connection. uvicorn cancels what
+    still runs when answers have had their time at the server's end.
     """
 
     def __init__(self, app: ASGIApp) -> None:
