@@ -64,6 +64,8 @@ def test_unpacked_layers_are_a_number_or_chosen() -> None:
         (["serve"], "give either a model or --synthetic NAME"),
         (["serve", "nowhere"], "there is no model at 'nowhere': give a Hugging Face folder"),
         (["serve", "smollm2", "--max-sequences", "0"], "--max-sequences is 0; give a whole number from 1 up"),
+        (["serve", "smollm2", "--keep-alive", "-1"], "--keep-alive is -1.0; give seconds, or 0 for never"),
+        (["serve", "smollm2", "--api-key", ""], "--api-key is empty; give a key"),
         (
             ["serve", "smollm2", "--decode", "magic"],
             "--decode 'magic' is not a backend; choose one of: auto, kernel, torch",

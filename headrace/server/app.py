@@ -15,6 +15,7 @@ from starlette.middleware.cors import CORSMiddleware
 
 from headrace import __version__
 from headrace.engine.async_engine import AsyncEngine
+from headrace.engine.options import OptionError
 from headrace.server import (
     anthropic,
     chat,
@@ -57,6 +58,8 @@ class ServerOptions:
     api_keys     of which a client must send one; none: everyone may come in
     cors_origins pages that may call the endpoint from a browser; "*" for all
     max_body     bytes that a request's body may have
+
+    Raises OptionError for a value that no server could keep to.
     """
 
     host: str = "127.0.0.1"
@@ -66,6 +69,12 @@ class ServerOptions:
     api_keys: Sequence[str] = ()
     cors_origins: Sequence[str] = ()
     max_body: int = 64 * 2**20
+
+    def __post_init__(self) -> None:
+        if not self.keep_alive >= 0:
+            raise OptionError("keep_alive", f"is {self.keep_alive}; give seconds, or 0 for never")
+        if not all(self.api_keys):  # nobody's key is empty, and everyone can send that
+            raise OptionError("api_key", "is empty; give a key, or leave the option out to let everyone in")
 
 
 def create_app(loaded: Loaded, engine: AsyncEngine, options: ServerOptions) -> FastAPI:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import logging
+import math
+from typing import Any
 
 import pytest
 
+from headrace.engine.options import OptionError
 from headrace.server import AddressError, ServerOptions, bind
 
 
@@ -25,6 +28,19 @@ def test_all_interfaces_with_a_warning(caplog: pytest.LogCaptureFixture) -> None
 def test_impossible_addresses(options: ServerOptions) -> None:
     with pytest.raises(AddressError, match=r"port 70000 does not exist|cannot listen on 999"):
         bind(options)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"keep_alive": -1.0}, "keep_alive: is -1.0; give seconds"),  # a comment after less than no silence
+        ({"keep_alive": math.nan}, "keep_alive: is nan; give seconds"),
+        ({"api_keys": ["k", ""]}, "api_key: is empty; give a key"),
+    ],
+)
+def test_options_that_nothing_can_keep_to(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        ServerOptions(**fields)
 
 
 def test_a_taken_port() -> None:
