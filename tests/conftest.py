@@ -1,8 +1,13 @@
-"""What all tests share: the switch for tests that need a GPU."""
+"""What all tests share: the switch for tests that need a GPU, and that properties are not held to a time."""
 
 from __future__ import annotations
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# A slow machine, or a busy one, refutes nothing. What hangs is ended by pytest.
+settings.register_profile("timeless", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("timeless")
 
 pytest_plugins = ["pytester", "tests.recording"]
 

@@ -60,7 +60,7 @@ def assert_answered(client: Client, number: int, prompt: int, answer: int) -> No
 wholes = st.lists(st.integers(1, CONTEXT - 1), min_size=2, max_size=6)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     prompts=wholes,
     window=st.sampled_from([None, 64, 100]),
@@ -108,7 +108,7 @@ def steps_until_served(
     return bound + 1, bound
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     before=st.lists(st.integers(1, CONTEXT - 1), max_size=3),
     prompt=st.integers(1, CONTEXT - 1),
@@ -142,7 +142,7 @@ def test_an_unfair_scheduler_is_noticed() -> None:
     assert taken > bound
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     big=st.integers(500, 1500),
     smalls=st.lists(st.integers(1, 64), min_size=1, max_size=3),
@@ -184,7 +184,7 @@ def test_first_come_first_fed_is_noticed(monkeypatch: pytest.MonkeyPatch) -> Non
         small_ones_pass(1500, [20], 64, 2)
 
 
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=5)
 @given(
     lengths=st.lists(st.integers(30, 63), min_size=4, max_size=5),
     chunk=st.sampled_from([16, 100]),

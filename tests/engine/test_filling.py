@@ -67,7 +67,7 @@ def submit(engine: Engine, client: Client, number: int, length: int, **params: o
     engine.submit(prompt_of(number, length), sampling, partial(client.sink, number))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     script=st.lists(actions, max_size=40),
     full=st.integers(5, 24),

@@ -220,7 +220,7 @@ def test_steps_are_what_they_would_be_without(monkeypatch: pytest.MonkeyPatch) -
     assert max(tokens for rows, tokens in with_tails if not rows) == 96
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     shared=st.integers(64, 600),
     rest=st.tuples(*[st.integers(1, 200)] * 3),

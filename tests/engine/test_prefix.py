@@ -163,7 +163,7 @@ def test_a_round_robin_of_sessions_keeps_hitting(window: int | None) -> None:
     assert known > 0.5 * (known + backend.fed)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     turns=st.lists(
         st.tuples(st.integers(1, 4), st.sampled_from([0, 64, 100, 128, 300]), st.integers(1, 700)),

@@ -185,7 +185,7 @@ def test_without_rows_for_them_prompts_go_through_chunks(riding_rows: int) -> No
     assert backend.calls == [(0, 9), (1, 1)]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(**schedules, riding_rows=st.sampled_from([4, 5, 16, 100]), seed=st.integers(0, 1000))
 def test_any_schedule_gives_every_request_its_own_tokens(
     script: list[tuple[str, int, int]],
@@ -283,7 +283,7 @@ KINDS = [
 ]
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(
     lengths=st.lists(st.integers(1, 150), min_size=1, max_size=5),
     rows=st.sampled_from([2, 5, 16]),

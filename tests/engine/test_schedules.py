@@ -94,7 +94,7 @@ def assert_empty(engine: Engine, sizes: dict[KVGroup, int]) -> None:
     assert engine.state.running == engine.state.waiting == 0
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 @given(**schedules)
 def test_any_schedule_gives_every_request_its_own_tokens(
     script: list[tuple[str, int, int]],

@@ -65,7 +65,7 @@ def test_pages_have_the_documented_order(head_dim: int) -> None:
     assert not pages[[0, 2]].any()
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     head_dim=st.sampled_from([2, 6, 8, 16, 24, 32, 48, 64, 80, 128]),
     kv_heads=st.integers(1, 3),

@@ -15,7 +15,7 @@ from headrace.model.presets import NORTH_MICRO_SHAPE
 from headrace.model.synthetic import synthetic_model
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(rows=st.lists(st.lists(st.integers(-3, 3), min_size=40, max_size=40), min_size=1, max_size=4))
 def test_ties_go_to_the_lowest_index(rows: list[list[int]]) -> None:
     ids, weights = route(torch.tensor(rows, dtype=torch.float32), MoEMLP(width=1, experts=40, top_k=7))

@@ -46,7 +46,7 @@ def tokens() -> list[int]:
     return [draw.randrange(150) for _ in range(LENGTH)]
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(borders=st.sets(st.integers(1, LENGTH - 1), max_size=12))
 def test_any_chunking_equals_one_pass(model: Model, tokens: list[int], borders: set[int]) -> None:
     expected = model.full(torch.tensor([tokens]))[0]
@@ -82,7 +82,7 @@ def test_decoding_equals_recomputation(model: Model, tokens: list[int]) -> None:
     assert_same_logits(Paged(model).sequence(tokens, [1] * LENGTH), expected)
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(seed=st.integers(0, 2**32))
 def test_ragged_batches_equal_single_sequences(model: Model, tokens: list[int], seed: int) -> None:
     assert_ragged_batches(model, tokens, seed, [1, 1, 30, 64, 100])

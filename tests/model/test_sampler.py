@@ -63,7 +63,7 @@ def check_logprobs(logits: list[float], item: Sampled, count: int | None) -> Non
     assert [value for _, value in item.logprobs.top] == pytest.approx(expected, abs=1e-9)
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 @given(batches())
 def test_every_row_is_what_the_slow_sampler_takes(batch: tuple[list[list[float]], list[SampleRow]]) -> None:
     lines, rows = batch

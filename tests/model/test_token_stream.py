@@ -35,7 +35,7 @@ def pieces_of(tokenizer: Tokenizer, ids: Sequence[int], cuts: Sequence[int], *, 
 
 
 @pytest.mark.parametrize("tokenizer", [smollm2, synthetic], ids=["smollm2", "synthetic"])
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(text=TEXTS, cuts=st.lists(st.integers(1, 5), min_size=1, max_size=4), skip=st.booleans())
 def test_text_arrives_in_whole_characters(tokenizer: object, text: str, cuts: list[int], skip: bool) -> None:
     assert callable(tokenizer)
@@ -49,7 +49,7 @@ def test_text_arrives_in_whole_characters(tokenizer: object, text: str, cuts: li
         assert not any("\ufffd" in piece for piece in pieces)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     ids=st.lists(st.integers(0, 305), max_size=40), cuts=st.lists(st.integers(1, 5), min_size=1, max_size=4)
 )
@@ -63,7 +63,7 @@ def test_any_bytes_at_all_agree_with_the_library(ids: list[int], cuts: list[int]
     assert whole in (text, text + "\ufffd")
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(ids=st.lists(st.integers(0, 49151), max_size=30))
 def test_any_tokens_of_a_real_vocabulary_agree_with_the_library(ids: list[int]) -> None:
     tokenizer = smollm2()

@@ -47,7 +47,7 @@ def test_any_chunking_equals_one_pass(model: Model, tokens: list[int], parts: li
     assert_same_logits(Paged(model).sequence(tokens, parts), expected)
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(seed=st.integers(0, 2**32))
 def test_ragged_batches_equal_single_sequences(model: Model, tokens: list[int], seed: int) -> None:
     """Chunks of several sequences, and single tokens between them, share passes."""
@@ -119,7 +119,7 @@ def span_of(start: int, end: int, seed: int = 0) -> Span:
     return Span([0] * (end - start), start, dict.fromkeys(KVGroup, blocks))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     borders=st.lists(
         st.lists(st.integers(0, 1000), min_size=2, max_size=2, unique=True), min_size=1, max_size=3

@@ -37,7 +37,6 @@ def hammer(operation: Any, mode: GenerationMode, *, url: str, examples: int = 5)
     @given(case=operation.as_strategy(generation_mode=mode))
     @settings(
         max_examples=examples,
-        deadline=None,
         derandomize=True,
         database=None,
         suppress_health_check=list(HealthCheck),

@@ -35,7 +35,7 @@ def test_small_models_have_sound_plans(name: str, sms: int) -> None:
     assert check(build_plan(PRESETS[name], rows=4, sms=sms)) == []
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(config=configs(), rows=st.sampled_from(ROW_CAPACITIES), sms=st.integers(1, 40))
 def test_random_models_have_sound_plans(config: ModelConfig, rows: int, sms: int) -> None:
     require_sound(build_plan(config, rows=rows, sms=sms))

@@ -33,7 +33,7 @@ HARMLESS = {
 }
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow])
 @given(sm=st.integers(0, SMS - 1), data=st.data())
 def test_a_changed_field_is_noticed(sm: int, data: st.DataObject) -> None:
     words = PLAN.descriptors.copy()

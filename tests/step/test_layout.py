@@ -68,7 +68,7 @@ def test_half_split_pairs_lie_side_by_side() -> None:
     assert torch.equal(rows[96:128], v[:32])
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(config=configs())
 def test_everything_packed_comes_back(config: ModelConfig) -> None:
     """Every weight is another number, so nothing lies on top of anything else, and the rest is padding."""
@@ -86,7 +86,7 @@ def test_everything_packed_comes_back(config: ModelConfig) -> None:
     assert int((packed.data != 0).sum()) == matrices
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(config=configs())
 def test_matrices_lie_end_to_end(config: ModelConfig) -> None:
     end = 0

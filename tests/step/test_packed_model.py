@@ -28,7 +28,7 @@ def tokens_for(config: ModelConfig, count: int) -> list[int]:
     return torch.randint(config.vocab_size, (count,), generator=torch.Generator().manual_seed(1)).tolist()
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(configs())
 def test_every_matrix_comes_out_as_it_went_in(config: ModelConfig) -> None:
     for dtype in (torch.bfloat16, torch.float32):
@@ -41,7 +41,7 @@ def test_every_matrix_comes_out_as_it_went_in(config: ModelConfig) -> None:
                 assert torch.equal(out, values), name
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(configs())
 def test_logits_are_equal(config: ModelConfig) -> None:
     for dtype, kept in ((torch.bfloat16, 0), (torch.float32, 0), (torch.bfloat16, 1), (torch.bfloat16, 2)):

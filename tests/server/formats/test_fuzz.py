@@ -77,7 +77,7 @@ def calls_as_text(draw: st.DrawFn, calls: list[tuple[str, dict[str, Any]]]) -> s
     return f"[\n    {', '.join(written)}\n]"
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.data(), TEXT, st.none() | TEXT, CALLS, CUTS)
 def test_north_says_what_was_meant(
     data: st.DataObject,
@@ -96,7 +96,7 @@ def test_north_says_what_was_meant(
     assert parsed == Parsed(reasoning, content or "", meant)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(SCRAPS, CUTS)
 def test_garbage_gives_the_same_however_it_is_split(text: str, cuts: list[int]) -> None:
     for prompt in (PROMPT, ""):
@@ -105,7 +105,7 @@ def test_garbage_gives_the_same_however_it_is_split(text: str, cuts: list[int]) 
             assert parse(format_.parser(prompt), split(text, cuts)) == whole
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(SCRAPS, CUTS)
 def test_garbage_inside_an_action(text: str, cuts: list[int]) -> None:
     text = markers.START_ACTION + '[{"tool_name": "f", "parameters": {' + text
@@ -126,7 +126,7 @@ _PLAIN_ARGUMENTS = st.dictionaries(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(_PLAIN_TEXT, st.none() | _PLAIN_TEXT, st.lists(st.tuples(NAMES, _PLAIN_ARGUMENTS), max_size=3), CUTS)
 def test_cohere_melody_agrees_where_it_is_right(
     reasoning: str, content: str | None, calls: list[tuple[str, dict[str, Any]]], cuts: list[int]
