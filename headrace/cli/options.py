@@ -307,11 +307,11 @@ def _unfolded(function: Callable[..., None], groups: dict[str, type]) -> Any:
 
 
 def _as_options(error: Exception) -> str:
-    """An error's message, in which an engine option is called what it is called on the command line."""
-    option = getattr(error, "option", None)
-    if not isinstance(option, str):
+    """An error's message, in which what was given is called what it is called on the command line."""
+    name = getattr(error, "option", getattr(error, "parameter", None))
+    if not isinstance(name, str):
         return str(error)
-    return f"--{option.replace('_', '-')} {str(error).removeprefix(f'{option}: ')}"
+    return f"--{name.replace('_', '-')} {str(error).removeprefix(f'{name}: ')}"
 
 
 def _refusals() -> tuple[type[Exception], ...]:
