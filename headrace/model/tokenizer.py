@@ -184,6 +184,7 @@ class Tokenizer:
     def render_chat(
         self,
         messages: Sequence[Mapping[str, Any]],
+        /,
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
@@ -309,5 +310,7 @@ def _default_template(template: str | dict[str, str] | None) -> str | None:
 
 def _reserved_parameters(fast: Any) -> frozenset[str]:
     return (
-        frozenset(inspect.signature(fast.apply_chat_template).parameters) - _TEMPLATE_PARAMETERS - {"kwargs"}
+        frozenset(("self", *inspect.signature(fast.apply_chat_template).parameters))
+        - _TEMPLATE_PARAMETERS
+        - {"kwargs"}
     )

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
 from headrace.server.errors import bad_request
+from headrace.server.json_text import parsed
 from headrace.server.protocol import ChatBody, Message, ResponseFormat, ToolCall
 from headrace.server.structure import TextSchema
 
@@ -77,7 +77,7 @@ def _arguments(arguments: str | dict[str, Any] | None) -> Any:
         return {}
     if isinstance(arguments, str):
         try:
-            return json.loads(arguments)
+            return parsed(arguments)
         except ValueError:
             return arguments
     return arguments

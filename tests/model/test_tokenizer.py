@@ -173,7 +173,7 @@ def test_a_conversation_that_cannot_be_rendered_is_one_kind_of_error(tmp_path: P
         Tokenizer.from_pretrained(folder).render_chat(message)
 
 
-@pytest.mark.parametrize("name", ["chat_template", "tokenize", "conversation"])
+@pytest.mark.parametrize("name", ["chat_template", "tokenize", "conversation", "self"])
 def test_a_request_cannot_reach_the_renderers_own_parameters(name: str) -> None:
     variables: dict[str, Any] = {name: "y"}
     with pytest.raises(ChatTemplateError, match=f"{name} cannot be set"):

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import secrets
 from collections.abc import AsyncIterator, Iterable
 from typing import Any
 
 from headrace.server.conversation import Answers
 from headrace.server.formats import CallArguments, CallEnd, CallStart, Content, Event, Reasoning
+from headrace.server.json_text import parsed
 from headrace.server.streaming import Dialect, named_event
 from headrace.server.turn import Message
 
@@ -142,6 +142,6 @@ def _signature() -> str:
 def _parsed(arguments: str) -> Any:
     """A call's arguments as an object; there are none where a limit cut them off."""
     try:
-        return json.loads(arguments)
+        return parsed(arguments)
     except ValueError:
         return {}

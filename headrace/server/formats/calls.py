@@ -16,6 +16,7 @@ from collections.abc import Collection
 from enum import Enum, auto
 
 from headrace.server.formats.events import CallArguments, CallEnd, CallStart, Content, Event, append
+from headrace.server.json_text import parsed
 
 _IN_STRING = re.compile(r'[^"\\\x00-\x1f]+')
 _PLAIN = re.compile(r'[^"{}\[\],<\s]+')
@@ -251,7 +252,7 @@ class CallReader:
 
 def _loads(text: str) -> object:
     try:
-        return json.loads(text)
+        return parsed(text)
     except ValueError:
         return None
 

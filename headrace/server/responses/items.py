@@ -6,12 +6,12 @@ them the deltas of its text or arguments; the same happens to the part of which 
 
 from __future__ import annotations
 
-import json
 import secrets
 from collections.abc import Mapping
 from typing import Any
 
 from headrace.server.formats import CallArguments, CallEnd, CallStart, Content, Event, Reasoning
+from headrace.server.json_text import parsed
 
 Wire = dict[str, Any]
 
@@ -141,7 +141,7 @@ def _new_item(kind: str, tool: Wire) -> Wire:
 def _free_text(arguments: str) -> str:
     """The one argument of a custom tool; the arguments as they are, where a limit cut them off."""
     try:
-        value = json.loads(arguments)
+        value = parsed(arguments)
     except ValueError:
         return arguments
     return str(value["input"]) if isinstance(value, dict) and "input" in value else arguments

@@ -6,13 +6,13 @@ of their own, and so are the results. They are gathered into one message for eac
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pydantic import Field
 
 from headrace.server.errors import bad_request
+from headrace.server.json_text import parsed
 from headrace.server.protocol import Body, ResponseFormat, warn_once
 from headrace.server.responses.tools import Item, shown_name
 
@@ -135,7 +135,7 @@ def _thoughts(item: Item) -> str:
 def _arguments(arguments: Any) -> Any:
     """A call's arguments as an object; a string that does not parse was cut off by a limit and stays."""
     try:
-        return json.loads(arguments) if isinstance(arguments, str) else arguments or {}
+        return parsed(arguments) if isinstance(arguments, str) else arguments or {}
     except ValueError:
         return arguments or {}
 
