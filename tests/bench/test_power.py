@@ -113,12 +113,12 @@ def test_the_command_names_the_gpu_and_looks_20_times_a_second_at_most() -> None
 
 
 class Kernels:
-    """A pool of one kernel, each of whose launches lasts for three more looks of the fake `nvidia-smi`."""
+    """A pool of one kernel, each of whose launches lasts for three more looks that the bench notes."""
 
     experts_read = 80
 
-    def __init__(self, looks: Path, *_: object, **__: object) -> None:
-        self._looks = looks
+    def __init__(self) -> None:
+        self.watches: list[Watch] = []
 
     def prepare(self) -> None: ...
 
@@ -126,19 +126,23 @@ class Kernels:
         return self
 
     def launch(self, rows: Sequence[LaunchRow | None], steps: int) -> Iterator[list[int | None]]:
-        before = self._count()
-        until(lambda: self._count() >= before + 3)
+        lines = self.watches[-1]._lines
+        before = len(lines)
+        until(lambda: len(lines) >= before + 3)
         for _ in range(steps):
             yield [7 for _ in rows]
-
-    def _count(self) -> int:
-        return self._looks.stat().st_size if self._looks.exists() else 0
 
 
 @pytest.fixture
 def kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Kernels:
     """A GPU that only pretends in the place of what the bench takes to be one."""
-    kernels = Kernels(tmp_path / "looks")
+    kernels = Kernels()
+
+    def watch(command: Sequence[str]) -> Watch:
+        kernels.watches.append(Watch(command))
+        return kernels.watches[-1]
+
+    monkeypatch.setattr(decode, "Watch", watch)
     monkeypatch.setattr(decode, "hopper", lambda: None)
     monkeypatch.setattr(decode, "Pool", lambda config, points, method, _: Pool(config, points, method, "cpu"))
     monkeypatch.setattr("headrace.step.pack.pack_synthetic", lambda *_, **__: None)
@@ -152,11 +156,11 @@ def kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Kernels:
 
 
 def fake_nvidia_smi(folder: Path, line: str) -> None:
-    """A program of this name that prints `line` for the GPU of UUID over and over, and counts in a file."""
+    """A program of this name that prints `line` for the GPU of UUID over and over."""
     program = folder / "nvidia-smi"
     program.write_text(
         f'#!/bin/sh\n[ "$1" = "--id=GPU-{UUID}" ] || exit 6\necho $$ > {folder}/process\n'
-        f"while :; do echo '{line}'; printf x >> {folder}/looks; sleep 0.01; done\n"
+        f"while :; do echo '{line}'; sleep 0.01; done\n"
     )
     program.chmod(0o755)
 
