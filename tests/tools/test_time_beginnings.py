@@ -20,6 +20,7 @@ from headrace.model.paging import PagedSpans
 from headrace.model.synthetic import synthetic_model
 from headrace.model.transformer import Model
 from tests.model.test_paging import small_north
+from tools import time_beginnings
 from tools.time_beginnings import Beginning, Watch, busy_thread, poll, report
 
 LENGTH = 400
@@ -38,23 +39,46 @@ def backend(model: Model) -> TorchBackend:
     return TorchBackend(model, cache, max_rows=1)
 
 
-def slow_plan(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+class Clock:
+    """Stands still, but for who sleeps."""
+
+    def __init__(self) -> None:
+        self._now = 0.0
+
+    def sleep(self, seconds: float) -> None:
+        self._now += seconds
+
+    def perf_counter(self) -> float:
+        return self._now
+
+    def thread_time(self) -> float:
+        return 0.0
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(time_beginnings, "time", clock)
+    return clock
+
+
+def slow_plan(model: Model, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     class Slow(PagedSpans):
         def __init__(self, *given: object) -> None:
-            time.sleep(SLOW)
+            clock.sleep(SLOW)
             super().__init__(*given)  # type: ignore[arg-type]
 
     monkeypatch.setattr(transformer, "PagedSpans", Slow)
 
 
-def slow_part(part: type[nn.Module]) -> Callable[[Model, pytest.MonkeyPatch], None]:
-    def slow(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+def slow_part(part: type[nn.Module]) -> Callable[[Model, Clock, pytest.MonkeyPatch], None]:
+    def slow(model: Model, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
         first = model.blocks[0]
         module = next(module for module in first.modules() if isinstance(module, part))
         plain = module.forward
 
         def forward(*given: torch.Tensor) -> torch.Tensor:
-            time.sleep(SLOW)
+            clock.sleep(SLOW)
             made: torch.Tensor = plain(*given)
             return made
 
@@ -81,17 +105,17 @@ def test_only_the_first_layer_is_run(model: Model, backend: TorchBackend) -> Non
 def test_what_is_slow_shows_in_its_place(
     model: Model,
     backend: TorchBackend,
-    make: Callable[[Model, pytest.MonkeyPatch], None],
+    make: Callable[[Model, Clock, pytest.MonkeyPatch], None],
     where: set[str],
+    clock: Clock,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     watch, span = Watch(model), Span([1, 2, 3] * 20, 0, TABLES)
-    watch.time(backend, span)
-    make(model, monkeypatch)
+    make(model, clock, monkeypatch)
     slow = watch.time(backend, span)
-    names = ("plan", "launch", "products", "wait")
-    assert {name for name in names if getattr(slow, name) > 0.9e3 * SLOW} == where
-    assert slow.off > 0.9e3 * SLOW, "asleep, it was not running"
+    times = {name: getattr(slow, name) for name in ("plan", "launch", "products", "wait")}
+    assert times == {name: pytest.approx(1e3 * SLOW * (name in where)) for name in times}
+    assert slow.off == pytest.approx(1e3 * SLOW), "asleep, it was not running"
 
 
 def test_a_report_has_a_line_for_each_way_to_begin(
@@ -111,11 +135,12 @@ def test_a_report_has_a_line_for_each_way_to_begin(
 
 
 def test_a_busy_thread_ends_with_what_it_ran_beside() -> None:
-    before = threading.active_count()
+    before = set(threading.enumerate())  # others may end meanwhile
     with busy_thread(True):
-        assert threading.active_count() == before + 1
+        [busy] = set(threading.enumerate()) - before
+    assert not busy.is_alive()
     with busy_thread(False):
-        assert threading.active_count() == before
+        assert not set(threading.enumerate()) - before
 
 
 def test_the_whole_is_the_sum_of_its_parts() -> None:
