@@ -17,6 +17,8 @@ from headrace.model.sampling import SamplingParams, TokenLogprobs
 from headrace.server.errors import ApiError
 from headrace.server.record import Timing, arrival
 
+IN_A_ROW = 16  # outputs of one request that may be told before others get the event loop
+
 
 class Submitter(Protocol):
     """What is asked of the engine here; AsyncEngine provides it."""
@@ -62,6 +64,7 @@ class Mailbox:
         self._posted: collections.deque[tuple[int, Output]] = collections.deque()
         self._woken = False
         self._arrived: asyncio.Queue[tuple[int, Output]] = asyncio.Queue()
+        self._in_a_row = 0
 
     def post(self, index: int, output: Output) -> None:
         """Called on the engine's thread."""
@@ -80,6 +83,17 @@ class Mailbox:
             self._arrived.put_nowait(item)
 
     async def next(self) -> tuple[int, Output]:
+        """The next item. Who takes many that lie here already does not keep the event loop from others.
+
+        They gather where a client reads slowly. If it then leaves, nothing makes its answer wait any more,
+        not even for the news that it has left.
+        """
+        if self._arrived.empty():
+            self._in_a_row = 0
+        elif self._in_a_row >= IN_A_ROW:
+            self._in_a_row = 0
+            await asyncio.sleep(0)
+        self._in_a_row += 1
         return await self._arrived.get()
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any, cast
 
 from headrace.engine.request import Output
-from headrace.server.generation import Mailbox
+from headrace.server.generation import IN_A_ROW, Mailbox
 from tests.waiting import WAIT
 
 OUTPUT = Output("", ())
@@ -89,6 +89,30 @@ def test_no_output_is_lost_between_threads() -> None:
         return received
 
     assert asyncio.run(receive()) == list(range(count))
+
+
+def test_many_outputs_that_lie_there_leave_the_event_loop_to_others() -> None:
+    """What a client that reads slowly has let gather can be taken without waiting for anything."""
+
+    async def between(count: int) -> int:
+        mailbox, others = Mailbox(), 0
+        for index in range(count):
+            mailbox.post(index, OUTPUT)
+        await asyncio.sleep(0)  # they are delivered
+
+        async def other() -> None:
+            nonlocal others
+            while True:
+                others += 1
+                await asyncio.sleep(0)
+
+        task = asyncio.create_task(other())
+        assert [(await mailbox.next())[0] for _ in range(count)] == list(range(count))
+        task.cancel()
+        return others
+
+    assert asyncio.run(between(IN_A_ROW)) == 0
+    assert asyncio.run(between(100 * IN_A_ROW)) >= 99
 
 
 def test_a_closed_loop_is_no_error_for_the_engine() -> None:
