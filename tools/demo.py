@@ -13,6 +13,8 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from headrace.client import Client, ServerError
 
@@ -28,21 +30,21 @@ def main() -> int:
     parser.add_argument("--max-tokens", type=int, default=120)
     arguments = parser.parse_args()
 
-    port = free_port()
-    # A small engine: the demo's one question needs no room for more, and starts sooner without.
-    options = ["--port", str(port), "--max-sequences", "4", "--max-context", "2048"]
-    command = [sys.executable, "-m", "headrace.cli", "serve", arguments.model, *options]
-    say(f"$ headrace serve {arguments.model} {' '.join(options)}")
-    server = subprocess.Popen(command)
-    try:
-        client = Client(f"http://127.0.0.1:{port}")
-        wait_until_healthy(client, server)
-        ask(client, arguments.question, arguments.max_tokens)
-    except (DemoError, ServerError) as error:
-        say(f"The demo failed: {error}")
-        return 1
-    finally:
-        clean = stop(server)
+    with free_port() as port:
+        # A small engine: the demo's one question needs no room for more, and starts sooner without.
+        options = ["--port", str(port), "--max-sequences", "4", "--max-context", "2048"]
+        command = [sys.executable, "-m", "headrace.cli", "serve", arguments.model, *options]
+        say(f"$ headrace serve {arguments.model} {' '.join(options)}")
+        server = subprocess.Popen(command)
+        try:
+            client = Client(f"http://127.0.0.1:{port}")
+            wait_until_healthy(client, server)
+            ask(client, arguments.question, arguments.max_tokens)
+        except (DemoError, ServerError) as error:
+            say(f"The demo failed: {error}")
+            return 1
+        finally:
+            clean = stop(server)
     if not clean:
         say(f"The demo failed: the server did not stop cleanly (exit code {server.returncode})")
     return 0 if clean else 1
@@ -52,10 +54,16 @@ class DemoError(RuntimeError):
     """The demo cannot go on; the message says why."""
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+@contextmanager
+def free_port() -> Iterator[int]:
+    """A port for a server that is to be started. On Linux nobody else is given it meanwhile."""
+    with socket.socket() as kept:
+        kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        kept.bind(("127.0.0.1", 0))
+        port = int(kept.getsockname()[1])
+        if sys.platform != "linux":
+            kept.close()  # it would keep the server out as well
+        yield port
 
 
 def wait_until_healthy(client: Client, server: subprocess.Popen[bytes]) -> None:

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import re
+import socket
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
+
+from headrace.server.app import ServerOptions, bind
+from tools.demo import free_port
 
 DEMO = Path(__file__).parent.parent.parent / "tools" / "demo.py"
 
@@ -26,3 +32,13 @@ def test_failure_is_an_exit_code() -> None:
     assert result.returncode == 1
     assert "the server ended with exit code 2" in result.stdout
     assert "there is no model at 'nowhere'" in " ".join(result.stderr.split())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a port that is kept is kept from all")
+def test_a_port_is_kept_for_the_server() -> None:
+    with free_port() as port:
+        with socket.socket() as other, pytest.raises(OSError, match="in use"):
+            other.bind(("127.0.0.1", port))
+        with bind(ServerOptions(port=port)) as server:
+            server.listen()
+            socket.create_connection(("127.0.0.1", port)).close()

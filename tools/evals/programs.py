@@ -140,15 +140,15 @@ PROGRAMS = (
 @contextmanager
 def micro_server() -> Iterator[str]:
     """`headrace serve north-micro` in a process of its own; gives its URL."""
-    port = free_port()
-    command = ["serve", "north-micro", "--port", str(port), "--max-sequences", "8"]
-    server = subprocess.Popen([sys.executable, "-m", "headrace.cli", *command], stderr=subprocess.DEVNULL)
-    try:
-        client = Client(f"http://127.0.0.1:{port}")
-        wait_until_healthy(client, server)
-        yield client.url
-    finally:
-        stop(server)
+    with free_port() as port:
+        command = ["serve", "north-micro", "--port", str(port), "--max-sequences", "8"]
+        server = subprocess.Popen([sys.executable, "-m", "headrace.cli", *command], stderr=subprocess.DEVNULL)
+        try:
+            client = Client(f"http://127.0.0.1:{port}")
+            wait_until_healthy(client, server)
+            yield client.url
+        finally:
+            stop(server)
 
 
 def _call(command: list[str], folder: Path) -> str:
