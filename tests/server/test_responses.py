@@ -219,6 +219,14 @@ def test_sdk(sdk: openai.OpenAI, server: Scripted) -> None:
     assert final.usage.total_tokens == final.usage.input_tokens + final.usage.output_tokens
 
 
+def test_the_form_that_was_asked_for_is_told(http: httpx.Client) -> None:
+    assert post(http)["text"] == {"format": {"type": "text"}}
+    form = {"type": "json_schema", "name": "anything", "schema": {"type": "object"}, "strict": False}
+    text = {"format": form, "verbosity": "low"}
+    assert post(http, text=text)["text"] == text
+    assert stream(http, text=text)[0]["response"]["text"] == text
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
@@ -228,6 +236,12 @@ def test_sdk(sdk: openai.OpenAI, server: Scripted) -> None:
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0].type"),
         ({"input": [{"type": "function_call", "call_id": "x"}]}, "input[0].name"),
         ({"previous_response_id": "resp_1"}, "previous_response_id"),
+        ({"conversation": "conv_1"}, "conversation"),
+        ({"prompt": {"id": "pmpt_1"}}, "prompt"),
+        (
+            {"input": [{"role": "user", "content": "x"}, {"type": "item_reference", "id": "msg_1"}]},
+            "input[1]",
+        ),
         ({"background": True}, "background"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"tools": [{"type": "function"}]}, "tools[0].name"),

@@ -61,10 +61,10 @@ def conversation(state: ServerState, body: ResponsesBody) -> Conversation:
 
 def _refuse_unsupported(body: ResponsesBody) -> None:
     """Raises ApiError 400 for what would change the answer and cannot be done."""
-    if body.previous_response_id is not None:
-        raise bad_request(
-            "previous_response_id: this server stores no responses; send all turns as input",
-            param="previous_response_id",
-        )
+    for name in ("previous_response_id", "conversation"):
+        if getattr(body, name) is not None:
+            raise bad_request(f"{name}: this server stores no responses; send all turns as input", param=name)
+    if body.prompt is not None:
+        raise bad_request("prompt: this server stores no prompts; send its text as input", param="prompt")
     if body.background:
         raise bad_request("background: is not supported by this server; leave it out", param="background")

@@ -48,6 +48,8 @@ class ResponsesBody(Body):
     temperature: float | None = None
     top_p: float | None = None
     previous_response_id: str | None = None
+    conversation: str | dict[str, Any] | None = None
+    prompt: dict[str, Any] | None = None
     prompt_cache_key: str | None = None
     client_metadata: dict[str, Any] | None = None
     metadata: dict[str, Any] | None = None
@@ -84,6 +86,11 @@ def _add(messages: list[dict[str, Any]], item: Item, where: str) -> None:
         case "function_call_output" | "custom_tool_call_output":
             content = _text(item.get("output"), f"{where}.output", lenient=True)
             messages.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": content})
+        case "item_reference":
+            raise bad_request(
+                f"{where}: this server stores no items; send the item itself (with store: false)",
+                param=where,
+            )
         case other:
             warn_once(f"Leaving out an input item of type {str(other)[:50]}, which no template can show")
 

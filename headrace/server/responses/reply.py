@@ -86,13 +86,20 @@ class ResponseReply:
             "reasoning": {"effort": body.reasoning.effort if body.reasoning else None, "summary": None},
             "store": False,
             "temperature": body.temperature,
-            "text": {"format": {"type": "text"}},
+            "text": self._text(),
             "tool_choice": "auto" if body.tool_choice is None else body.tool_choice,
             "tools": body.tools or [],
             "top_p": body.top_p,
             "truncation": "disabled",
             "usage": None if started else self._usage(),
         }
+
+    def _text(self) -> dict[str, Any]:
+        """The form that was asked for."""
+        asked = (
+            {} if self._body.text is None else self._body.text.model_dump(by_alias=True, exclude_none=True)
+        )
+        return {"format": {"type": "text"}} | asked
 
     def _usage(self) -> dict[str, Any]:
         answers = self._answers
