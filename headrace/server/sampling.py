@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from headrace.model.sampling import SamplingParams
+from headrace.model.sampling import ParameterError, SamplingParams
 from headrace.server.errors import bad_request
 from headrace.server.protocol import ChatBody, CompletionBody, GenerationBody
 
@@ -35,7 +35,8 @@ def chat_sampling(body: ChatBody, defaults: Mapping[str, Any] = _NONE) -> Sampli
         raise bad_request("top_logprobs: needs logprobs to be true", param="top_logprobs")
     limit = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
-    return _sampling(body, defaults, max_tokens=limit, logprobs=logprobs)
+    names = _NONE if body.max_completion_tokens is None else {"max_tokens": "max_completion_tokens"}
+    return _sampling(body, defaults, names, max_tokens=limit, logprobs=logprobs)
 
 
 def completion_sampling(body: CompletionBody, defaults: Mapping[str, Any] = _NONE) -> SamplingParams:
@@ -45,6 +46,7 @@ def completion_sampling(body: CompletionBody, defaults: Mapping[str, Any] = _NON
     return _sampling(
         body,
         defaults,
+        _NONE,
         max_tokens=body.max_tokens,
         logprobs=body.logprobs,
         prompt_logprobs=(body.logprobs or 0) if scored else None,
@@ -62,18 +64,28 @@ def choices(params: SamplingParams, n: int | None) -> list[SamplingParams]:
     return [replace(params, seed=params.seed + i) for i in range(n or 1)]
 
 
-def _sampling(body: GenerationBody, defaults: Mapping[str, Any], **more: int | None) -> SamplingParams:
+def _sampling(
+    body: GenerationBody, defaults: Mapping[str, Any], names: Mapping[str, str], **more: int | None
+) -> SamplingParams:
     given: dict[str, Any] = {name: getattr(body, name) for name in _SAME_NAME}
     given["logit_bias"] = _logit_bias(body.logit_bias)
     given["stop"] = (body.stop,) if isinstance(body.stop, str) else body.stop
-    return sampling_params(given | more, defaults)
+    return sampling_params(given | more, defaults, names)
 
 
-def sampling_params(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> SamplingParams:
-    """What was given, null being nothing, over `defaults`. Raises ParameterError."""
-    return SamplingParams(
-        **dict(defaults) | {name: value for name, value in given.items() if value is not None}
-    )
+def sampling_params(
+    given: Mapping[str, Any], defaults: Mapping[str, Any], names: Mapping[str, str] = _NONE
+) -> SamplingParams:
+    """What was given, null being nothing, over `defaults`.
+
+    Raises ParameterError, which calls a parameter by its name in `names`: what its field is called.
+    """
+    values = {name: value for name, value in given.items() if value is not None}
+    try:
+        return SamplingParams(**dict(defaults) | values)
+    except ParameterError as error:
+        name = names.get(error.parameter, error.parameter)
+        raise ParameterError(name, str(error).removeprefix(f"{error.parameter}: ")) from error
 
 
 def _logit_bias(bias: Mapping[str, float] | None) -> dict[int, float] | None:

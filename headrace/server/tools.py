@@ -37,8 +37,10 @@ def tool_policy(
 
     With "none" the model is not even shown the tools: nothing else would keep it from calling one. "required"
     and a named tool are enforced, and so are the schemas of strict tools.
-    Raises ApiError 400 for a choice that cannot be kept.
+    Raises ApiError 400 for a choice that cannot be kept, or a tool that is none.
     """
+    for number, tool in enumerate(tools):
+        _check(tool["function"], f"tools[{number}].function")
     forced = _forced(tools, choice)
     if choice == "none" or not tools:
         return ToolPolicy((), 0, None if text is None else Structure(text=text))
@@ -75,8 +77,15 @@ def _forced(tools: Sequence[Tool], choice: str | Mapping[str, Any] | None) -> fr
     return frozenset({name})
 
 
+def _check(function: Mapping[str, Any], where: str) -> None:
+    if not isinstance(function.get("name"), str) or not function["name"]:
+        raise bad_request(f"{where}.name: must be the name of a tool", param=f"{where}.name")
+    if not isinstance(function.get("parameters"), Mapping | None):
+        raise bad_request(f"{where}.parameters: must be a JSON schema", param=f"{where}.parameters")
+
+
 def _name(tool: Tool) -> str:
-    return str(tool["function"].get("name"))
+    return str(tool["function"]["name"])
 
 
 def _is_strict(tool: Tool) -> bool:

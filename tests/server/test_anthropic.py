@@ -273,6 +273,7 @@ def test_small_models_by_name_are_the_one_model(http: httpx.Client) -> None:
         ({"max_tokens": None}, 400, "invalid_request_error", "max_tokens"),
         ({"messages": []}, 400, "invalid_request_error", "messages"),
         ({"max_tokens": CONTEXT}, 400, "invalid_request_error", "prompt is too long"),
+        ({"stop_sequences": [""]}, 400, "invalid_request_error", "^stop_sequences: an empty"),
         ({"temperature": 9000}, 400, "invalid_request_error", "temperature"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]},

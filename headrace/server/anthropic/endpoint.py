@@ -64,7 +64,7 @@ def conversation(state: ServerState, body: CountBody) -> Conversation:
         messages=protocol.template_messages(body),
         tools=policy.tools,
         effort=protocol.effort(body),
-        params=sampling_params(given, state.sampling),
+        params=sampling_params(given, state.sampling, {"stop": "stop_sequences"}),
         max_calls=policy.max_calls,
         structure=policy.structure,
     )
