@@ -45,7 +45,6 @@ def variant(name: str, rows: int, *, strict: bool = False) -> Variant:
     return variant_of(build_plan(PRESETS[name], rows=rows, sms=132), strict=strict)
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize(("name", "rows", "strict"), VARIANTS)
 def test_every_variant_compiles_without_local_memory(
     name: str, rows: int, strict: bool, tmp_path: Path

@@ -34,10 +34,7 @@ from headrace.step.isa import Buffer, Field, Opcode
 from tests.kernel.emulated import COMPILER, EmulationError, Spoilt
 from tests.kernel.emulated.libraries import Libraries
 
-pytestmark = [
-    pytest.mark.skipif(COMPILER is None, reason="no C++ compiler"),
-    pytest.mark.timeout(240),
-]
+pytestmark = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler")
 SEEDS = (0, 1, 6)  # each another order of threads and copies: see scheduler.h
 
 # Each is seen in the buffers, or the launch does not come to its end.

@@ -10,7 +10,7 @@ from tests.kernel.emulated import COMPILER, EmulationError, Spoilt
 from tests.kernel.emulated.libraries import Libraries
 from tests.kernel.extremes import CONTEXTS, EDGES, ROUTINGS, WIDE_WINDOW, routed, routing_errors
 
-pytestmark = [pytest.mark.skipif(COMPILER is None, reason="no C++ compiler"), pytest.mark.timeout(240)]
+pytestmark = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler")
 
 BREAKS: dict[str, Spoilt] = {
     "a window of one token more": (

@@ -20,10 +20,7 @@ from tests.kernel.emulated import COMPILER, EmulationError, Spoilt
 from tests.kernel.emulated.decode import Late
 from tests.kernel.emulated.libraries import Libraries
 
-pytestmark = [
-    pytest.mark.skipif(COMPILER is None, reason="no C++ compiler"),
-    pytest.mark.timeout(240),
-]
+pytestmark = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler")
 SMS, ROWS = 6, 2
 UNSTAGED = 8  # rows: hidden values are not copied into shared memory first, for which all consumers meet
 LENGTHS = [70, 33]

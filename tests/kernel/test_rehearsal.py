@@ -247,13 +247,11 @@ def check_what_follows(make: Callable[[], tuple[Bench, Any]]) -> None:
 
 
 @pytest.mark.skipif(COMPILER is None, reason="no C++ compiler")
-@pytest.mark.timeout(240)
 def test_launches_that_follow_are_what_they_would_have_been(libraries: Libraries) -> None:
     check_what_follows(emulated(libraries))
 
 
 @pytest.mark.skipif(COMPILER is None, reason="no C++ compiler")
-@pytest.mark.timeout(240)
 def test_launches_that_are_not_counted_are_seen(libraries: Libraries) -> None:
     with pytest.raises((AssertionError, EmulationError)):
         check_what_follows(emulated(libraries, Stuck))

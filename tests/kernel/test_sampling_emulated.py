@@ -26,10 +26,7 @@ from tests.kernel.emulated.sampling import Emulated, Floats, compiled
 from tests.kernel.test_sampling_on_gpu import EVERY
 from tests.step.oracle.setting import PARAMS, TIED, expected, same, shallow
 
-pytestmark = [
-    pytest.mark.skipif(COMPILER is None, reason="no C++ compiler"),
-    pytest.mark.timeout(240),
-]
+pytestmark = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler")
 
 # Row capacity, SMs, vocabulary. The second has SMs with several rounds of tokens a thread, and a padded tile.
 SHAPES = [(1, 2, 300), (2, 2, 5003), (4, 3, 300), (16, 2, 300)]

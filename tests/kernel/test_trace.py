@@ -80,14 +80,12 @@ def test_a_launch_that_was_stopped_has_fewer_steps() -> None:
         read_trace(PLAN, 3, longer)
 
 
-@pytest.mark.timeout(300)
 def test_a_kernel_that_records_compiles(tmp_path: Path) -> None:
     """A few bytes of local memory would not change what is seen; many would."""
     variant = variant_of(build_plan(PRESETS["north-micro-shape"], rows=1, sms=132), trace=True)
     assert building.build(variant, cache=tmp_path).resources.spill_stores <= 32
 
 
-@pytest.mark.timeout(300)
 def test_a_kernel_that_does_not_record_is_the_same_with_and_without_the_recorder() -> None:
     """Every function of trace.h emptied: the machine code stays what it is, byte for byte."""
     variant = variant_of(build_plan(PRESETS["north-micro-shape"], rows=1, sms=132))

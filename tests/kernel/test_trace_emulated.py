@@ -18,10 +18,7 @@ from tests.kernel.emulated import COMPILER
 from tests.kernel.emulated.decode import EmulatedKernel, compiled
 from tests.kernel.emulated.libraries import SMS
 
-pytestmark = [
-    pytest.mark.skipif(COMPILER is None, reason="no C++ compiler"),
-    pytest.mark.timeout(240),
-]
+pytestmark = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler")
 STEPS = 2
 
 
