@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -89,7 +90,8 @@ def load(
     bfloat16 on a GPU and float32 on a CPU. `generation_config` is model, for the sampling that the
     checkpoint's generation_config.json asks for, or none, to leave that out.
 
-    Raises SourceError, CheckpointError for a checkpoint that cannot be used, or OptionError.
+    Raises SourceError, ConfigError for a synthetic model that is not known, CheckpointError or TokenizerError
+    for a checkpoint that cannot be used, or OptionError.
     """
     if (source is None) == (synthetic is None):
         raise SourceError("give either a model or --synthetic NAME, not both and not neither")
@@ -104,11 +106,23 @@ def load(
         return Loaded(synthetic, model, tokenizer, weights, unpacked)
     assert source is not None
     path = resolve(source)
-    tokenizer = Tokenizer.from_pretrained(path)
-    sampling = sampling_defaults(path) if generation_config == "model" else {}
-    folder = _cache_folder(weights_cache)
-    model, weights, unpacked = _read(path, target, precision, options, folder, progress)
+    with _unopened_is_refused():
+        tokenizer = Tokenizer.from_pretrained(path)
+        sampling = sampling_defaults(path) if generation_config == "model" else {}
+        folder = _cache_folder(weights_cache)
+        model, weights, unpacked = _read(path, target, precision, options, folder, progress)
     return Loaded(_served_name(source, path), model, tokenizer, weights, unpacked, sampling)
+
+
+@contextlib.contextmanager
+def _unopened_is_refused() -> Iterator[None]:
+    """A file that the system does not let us open is a SourceError that names it."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            raise
+        raise SourceError(f"{error.filename} cannot be opened: {error.strerror}") from error
 
 
 def _make(

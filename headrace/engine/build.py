@@ -46,7 +46,7 @@ def build_engine(
     a line for each part of the start that takes time, and for what these layers cost.
 
     Raises OptionError if the pool that `options` allow cannot hold one sequence, or if the backend that they
-    name cannot run the model.
+    name cannot run the model; BuildError or DeviceError if the kernel cannot be compiled or loaded.
     """
     device, dtype = model.device, model.dtype
     if device.type == "cuda":

@@ -40,7 +40,10 @@ class KernelPool:
         self._launchers: dict[int, Launcher] = {}
 
     def prepare(self) -> None:
-        """Plan, compile and load every capacity. VariantError: the kernel cannot run this model."""
+        """Plan, compile and load every capacity.
+
+        Raises PlanError or VariantError for a model that the kernel cannot run, BuildError or DeviceError.
+        """
         sms = torch.cuda.get_device_properties(self._weights.data.device).multi_processor_count
         plans = {rows: build_plan(self._weights.config, rows=rows, sms=sms) for rows in self._capacities}
         build_all([variant_of(plan) for plan in plans.values()], progress=self._progress)
