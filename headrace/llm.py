@@ -150,7 +150,7 @@ class LLM:
     asks for, unless `generation_config` is "none". `weights_cache` is where packed weights are kept for the
     next start, as in `headrace.load.load`.
 
-    Raises what `headrace.load.load` and `headrace.engine.build.build_engine` raise, whose messages say what to
+    Raises what `headrace.load.load` and `headrace.engine.build.build_engine` raise; the message says what to
     change.
     """
 
