@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 
 from headrace import load as loading
 from headrace.engine.options import EngineOptions
-from headrace.load import load
+from headrace.load import SourceError, load, resolve
 
 SOURCES: list[dict[str, Any]] = [
     {"source": "north-micro"},
@@ -50,3 +51,13 @@ def test_packed_weights_are_kept_where_one_says(
         assert loaded.weights is not None
     assert not (tmp_path / "cache").exists()
     assert folder.exists() == (where == "here")
+
+
+def test_a_file_that_cannot_be_opened_is_named(tmp_path: Path) -> None:
+    """A folder in the place of a file: unlike permissions, it stops root too."""
+    folder = tmp_path / "model"
+    shutil.copytree(resolve("north-micro"), folder)
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors").mkdir()
+    with pytest.raises(SourceError, match=r"model\.safetensors cannot be opened: Is a directory"):
+        load(str(folder), device="cpu")
