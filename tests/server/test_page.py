@@ -32,7 +32,7 @@ def headless() -> Iterator[Browser]:
         raise LookupError(f"no browser: none of {known} is installed (Debian: apt-get install chromium)")
     expect.set_options(timeout=1000 * WAIT)
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=path, args=FLAGS)
+        browser = playwright.chromium.launch(executable_path=path, args=FLAGS, timeout=1000 * WAIT)
         yield browser
         browser.close()
 
