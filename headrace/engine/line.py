@@ -61,6 +61,7 @@ class Line:
         return self.fixed + self.slope * tokens
 
     def observe(self, tokens: int, seconds: float) -> None:
+        """Learn from a chunk of so many tokens."""
         self._newest.append((tokens, seconds))
         newest = list(self._newest)[-_NEWEST:]
         pairs = [

@@ -77,10 +77,12 @@ class ModelBench:
         ]
 
     def kernel_logits(self) -> Tensor:
+        """What the kernel makes of the rows, as the other two float32 [rows, vocabulary]."""
         list(self.kernel.launch(self.fed, 1))
         return logits_of(self.kernel, self.plan)[: len(self.fed)]
 
     def model_logits(self) -> Tensor:
+        """What PyTorch makes of them in bfloat16, with its own KV."""
         spans = [Span([row.token], row.position, row.tables) for row in self.fed]
         return self.model.logits(self.model(spans, self.cache))
 
@@ -119,6 +121,7 @@ def deal(
 
 
 def error(ours: Tensor, right: Tensor) -> float:
+    """The norm of the difference over the norm of what is right."""
     return float((ours.double() - right.double()).norm() / right.double().norm())
 
 

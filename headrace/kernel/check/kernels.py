@@ -20,7 +20,7 @@ Tokens = Sequence[int | None]
 
 
 class Kernel(Protocol):
-    """`headrace.kernel.launcher.Launcher` is one."""
+    """`headrace.kernel.launcher.Launcher` is one, and says what these do."""
 
     def launch(self, rows: Rows, steps: int) -> Iterator[Tokens]: ...
 
