@@ -13,7 +13,7 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from headrace.engine.request import (
@@ -27,7 +27,7 @@ from headrace.engine.request import (
 from headrace.model.sampling import ParameterError
 from headrace.server.description import ANTHROPIC_PATH, describe
 from headrace.server.disconnect import ClientGoneError
-from headrace.server.record import note_error
+from headrace.server.record import note_error, note_gone
 
 log = logging.getLogger(__name__)
 
@@ -163,7 +163,11 @@ async def _on_client_gone(request: Request, error: Exception) -> Response:
 
 async def _on_http(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
+    if isinstance(error.__cause__, ClientDisconnect):  # in the middle of its body
+        note_gone()
+        return await _on_client_gone(request, error)
     message = {
+        400: f"The body cannot be read as JSON: {error.__cause__ or error.detail}.",
         404: f"Unknown path {request.url.path}: there is no such endpoint.",
         405: f"{request.method} is not allowed on {request.url.path}.",
     }.get(error.status_code, str(error.detail))

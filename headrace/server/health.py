@@ -20,6 +20,7 @@ def router(state: ServerState) -> APIRouter:
     """
     routes = APIRouter()
 
+    @routes.head("/health", include_in_schema=False)  # what some supervisors send in GET's place
     @routes.get("/health")
     async def health() -> dict[str, str]:
         if state.engine.dead:
@@ -27,6 +28,7 @@ def router(state: ServerState) -> APIRouter:
             raise ApiError(503, f"{message}; restart the server", code="engine_unavailable")
         return {"status": "ok"}
 
+    @routes.head("/ready", include_in_schema=False)
     @routes.get("/ready")
     async def ready() -> dict[str, str]:
         reason = state.engine.unready

@@ -39,6 +39,21 @@ def test_bodies_that_are_no_objects(http: httpx.Client, content: str) -> None:
     assert "JSON" in error_of(response, 400)["message"]
 
 
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b'{"messages": "\xff"}', "can't decode byte 0xff"),
+        (b"[" * 100_000, "recursion depth"),
+        (b'{"seed": ' + b"9" * 5000 + b"}", "limit (4300 digits)"),
+    ],
+)
+def test_bodies_that_no_parser_takes(http: httpx.Client, content: bytes, message: str) -> None:
+    response = http.post(PATH, content=content, headers={"Content-Type": "application/json"})
+    told = error_of(response, 400)["message"]
+    assert told.startswith("The body cannot be read as JSON: ")
+    assert message in told
+
+
 def test_other_content_types(http: httpx.Client) -> None:
     response = http.post(PATH, data={"messages": "x"})
     assert "Content-Type: application/json" in error_of(response, 400)["message"]

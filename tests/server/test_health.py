@@ -18,7 +18,13 @@ from tests.waiting import until
 
 
 def statuses(url: str) -> tuple[int, int]:
-    return patient.get(f"{url}/health").status_code, patient.get(f"{url}/ready").status_code
+    """Of /health and /ready, by GET and by HEAD alike."""
+    health, ready = (
+        {ask(f"{url}/{path}").status_code for ask in (patient.get, patient.head)}
+        for path in ("health", "ready")
+    )
+    [one], [other] = health, ready
+    return one, other
 
 
 def test_an_engine_at_work(http: httpx.Client, server: Scripted) -> None:

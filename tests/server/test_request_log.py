@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import logging
+import socket
 import time
 from collections.abc import Iterator
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
@@ -17,7 +19,7 @@ from tests.server import patient
 from tests.server.scripted import REPLY, TURN_TOKENS, Scripted, scripted_server
 from tests.server.test_chat import PATH, user
 from tests.server.test_disconnect import post_and_keep
-from tests.waiting import comes
+from tests.waiting import WAIT, comes
 
 LOGGER = "headrace.server.request_log"
 
@@ -139,6 +141,16 @@ def test_a_client_that_leaves(server: Scripted, lines: Lines, stream: bool) -> N
     assert fields["finish"] is None
     assert fields["status"] == (200 if stream else 499)
     assert fields["ttft_ms"] is not None
+    assert "error" not in fields
+
+
+def test_a_client_that_leaves_in_the_middle_of_its_body(server: Scripted, lines: Lines) -> None:
+    address = urlsplit(server.url)
+    with socket.create_connection((address.hostname, address.port), timeout=WAIT) as connection:
+        connection.sendall(b"POST " + PATH.encode() + b" HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n")
+        connection.sendall(b"Content-Type: application/json\r\n\r\n{")
+    fields = lines.of()
+    assert (fields["status"], fields["cancelled"]) == (499, True)
     assert "error" not in fields
 
 
