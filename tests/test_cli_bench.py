@@ -167,6 +167,7 @@ def test_files_side_by_side(tmp_path: Path) -> None:
         (["decode", "--synthetic", "nothing"], "there is no shape called 'nothing'"),
         (["compare", "no-such-file.json"], "there is no file no-such-file.json"),
         (["decode", "--vllm", "no-such-file.json"], "there is no file no-such-file.json"),
+        (["decode", "--bandwidth", "0"], "--bandwidth is 0: give TB/s above 0"),
     ],
 )
 def test_refusals(arguments: list[str], words: str) -> None:

@@ -63,6 +63,8 @@ def decode(
     from headrace.bench.results import origin, write
     from headrace.model.synthetic import preset
 
+    if bandwidth is not None and not bandwidth > 0:
+        raise console.RefusedError(f"--bandwidth is {bandwidth:g}: give TB/s above 0")
     config = preset(synthetic)
     points = [parse_point(text) for text in point or DEFAULT_POINTS]
     others = None if vllm is None else read_results(vllm)
