@@ -1,9 +1,10 @@
-"""Enumerations and constants that Python and the sources for the GPU both write down are the same there."""
+"""What Python and the sources for the GPU both have is the same there: operations, enumerations, constants."""
 
 from __future__ import annotations
 
 import re
 from enum import IntEnum
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +12,10 @@ from headrace.kernel.build import INCLUDE
 from headrace.kernel.prompt import passes
 from headrace.kernel.trace import Lane
 from headrace.kernel.watchdog import Agent, Waited
+from headrace.step.isa import Opcode
+from headrace.step.oracle import twins
+
+TWINS = Path(twins.__file__).parent
 
 
 def members(source: str, name: str) -> dict[str, int]:
@@ -33,6 +38,14 @@ def constant(source: str, name: str) -> int:
     """The value of a constant of a source."""
     [value] = re.findall(rf"^constexpr int {name} = (\d+);", source, re.MULTILINE)
     return int(value)
+
+
+def test_every_operation_has_a_header_and_a_twin_of_its_name() -> None:
+    names = {opcode.name.lower() for opcode in Opcode if opcode is not Opcode.END}
+    assert {path.stem for path in TWINS.glob("*.py")} - {"__init__"} == names
+    headers = {path.stem for path in (INCLUDE / "ops").glob("*.h")}
+    assert names - headers == {"expert_up", "ffn_up"}, "these two share gated.h"
+    assert headers - names == {"gated", "normed", "residual"}, "what several have in common"
 
 
 def test_constants_of_the_steps_of_prompts() -> None:
