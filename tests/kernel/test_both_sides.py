@@ -1,4 +1,4 @@
-"""What Python and the sources for the GPU both have is the same there: operations, enumerations, constants."""
+"""What Python and the sources for the GPU both have is alike: operations, enumerations, constants."""
 
 from __future__ import annotations
 
