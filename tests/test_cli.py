@@ -62,6 +62,7 @@ def test_unpacked_layers_are_a_number_or_chosen() -> None:
     ("arguments", "message"),
     [
         (["serve"], "give either a model or --synthetic NAME"),
+        (["generate", *SYNTHETIC, "\udcff"], "the text is not valid Unicode"),  # a byte that is not UTF-8
         (["serve", "nowhere"], "there is no model at 'nowhere': give a Hugging Face folder"),
         (["serve", "smollm2", "--max-sequences", "0"], "--max-sequences is 0; give a whole number from 1 up"),
         (["serve", "smollm2", "--keep-alive", "-1"], "--keep-alive is -1.0; give seconds, or 0 for never"),
@@ -292,6 +293,12 @@ def test_serve_as_a_user_runs_it() -> None:
         assert "completion_tokens=3" in ended
         assert ended.endswith("cancelled=false")
         assert left.endswith("cancelled=true")
+
+
+def test_standard_input_that_is_no_text_is_refused() -> None:
+    result = CliRunner().invoke(app, ["generate", "smollm2"], input=b"\xff")
+    assert result.exit_code == 2
+    assert "standard input is no text: 'utf-8' codec can't decode byte 0xff" in result.stderr
 
 
 def test_who_is_in_a_hurry_ends_a_server_by_two_signals_without_a_traceback() -> None:

@@ -40,7 +40,7 @@ def generate(
         model, prompt = _without_model(model), model.model
     options = engine.options()
     sampling.params()  # a mistake should show before the load
-    text = sys.stdin.read() if prompt is None else prompt
+    text = _read() if prompt is None else prompt
     if not text:
         raise console.RefusedError("the prompt is empty: give it as an argument or on standard input")
     loaded = model.load(options)
@@ -55,6 +55,14 @@ def generate(
             sys.stdout.flush()
         sys.stdout.write("\n")
         console.say_rate(tokens, time.monotonic() - start)
+
+
+def _read() -> str:
+    """What stands on standard input. Raises RefusedError if that is no text."""
+    try:
+        return sys.stdin.read()
+    except UnicodeDecodeError as error:
+        raise console.RefusedError(f"standard input is no text: {error}") from error
 
 
 def _without_model(model: ModelFlags) -> ModelFlags:

@@ -340,7 +340,7 @@ def _refusals() -> tuple[type[Exception], ...]:
         "headrace.model.config": ("ConfigError",),
         "headrace.model.errors": ("CheckpointError",),
         "headrace.model.sampling": ("ParameterError",),
-        "headrace.model.tokenizer": ("ChatTemplateError", "TokenizerError"),
+        "headrace.model.tokenizer": ("ChatTemplateError", "TextError", "TokenizerError"),
         "headrace.server.app": ("AddressError",),
         "headrace.step.errors": ("PlanError",),
     }

@@ -25,6 +25,10 @@ class TokenizerError(ValueError):
     """A tokenizer that cannot be read or used; the message names the path and says what to do."""
 
 
+class TextError(ValueError):
+    """A string that is no text: half of a surrogate pair, or bytes of a terminal's that are not UTF-8."""
+
+
 class ChatTemplateError(ValueError):
     """A conversation that the chat template cannot render; the message says why."""
 
@@ -159,8 +163,12 @@ class Tokenizer:
         """Token ids of `text`. Names of special tokens within it become those tokens.
 
         `add_special_tokens` adds what the tokenizer puts around a plain text (for most, a beginning of
-        sequence); leave it out for text that a chat template made.
+        sequence); leave it out for text that a chat template made. Raises TextError.
         """
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise TextError(f"the text is not valid Unicode ({error.reason})") from error
         ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
         return ids
 

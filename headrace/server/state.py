@@ -10,7 +10,7 @@ from typing import Any
 from headrace.engine.async_engine import AsyncEngine
 from headrace.model.constraint import Constraint
 from headrace.model.sampling import SamplingParams
-from headrace.model.tokenizer import Tokenizer
+from headrace.model.tokenizer import TextError, Tokenizer
 from headrace.server.errors import ApiError, bad_request, from_exception
 from headrace.server.formats import ChatFormat
 from headrace.server.generation import Generation
@@ -54,10 +54,9 @@ class ServerState:
         Raises ApiError 400 for half of a surrogate pair, which JSON can write but no text can hold.
         """
         try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise bad_request(f"{param}: is not valid Unicode ({error.reason})", param=param) from error
-        return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+            return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        except TextError as error:
+            raise bad_request(f"{param}: {error}", param=param) from error
 
     def _check_size(self, prompts: int, choices: int, param: str) -> None:
         """Raises ApiError 400 for more answers than there is ever room for: to try again would not help."""

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers.decoders import Decoder
 
 from headrace.model import markers
-from headrace.model.tokenizer import ChatTemplateError, Tokenizer, TokenizerError
+from headrace.model.tokenizer import ChatTemplateError, TextError, Tokenizer, TokenizerError
 
 
 def smollm2_path() -> Path:
@@ -171,6 +171,11 @@ def test_a_conversation_that_cannot_be_rendered_is_one_kind_of_error(tmp_path: P
     (folder / "chat_template.jinja").write_text("{% if %}")
     with pytest.raises(ChatTemplateError, match="cannot render this conversation"):
         Tokenizer.from_pretrained(folder).render_chat(message)
+
+
+def test_half_a_surrogate_pair_is_no_text() -> None:
+    with pytest.raises(TextError, match="not valid Unicode"):
+        synthetic().encode("a\ud800")
 
 
 @pytest.mark.parametrize("name", ["chat_template", "tokenize", "conversation", "self"])
