@@ -281,6 +281,13 @@ def test_small_models_by_name_are_the_one_model(http: httpx.Client) -> None:
             "invalid_request_error",
             r"messages\[0\].content\[0\].type",
         ),
+        (
+            {"output_config": {"format": {"type": "xml"}}},
+            400,
+            "invalid_request_error",
+            "output_config.format",
+        ),
+        ({"output_config": {"format": "json"}}, 400, "invalid_request_error", "output_config.format"),
         ({"tool_choice": {"type": "sometimes"}}, 400, "invalid_request_error", "tool_choice"),
     ],
 )

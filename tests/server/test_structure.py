@@ -173,6 +173,12 @@ def test_the_other_protocols(http: httpx.Client, server: Scripted) -> None:
     answer = http.post("/v1/responses", json={"input": "hi", "text": {"format": form}}).json()
     assert is_colours(answer["output"][-1]["content"][0]["text"])
     server.says(text("Hello."))
+    body = {"messages": user("hi"), "max_tokens": 200}
+    answer = http.post(
+        "/v1/messages", json=body | {"output_config": {"format": {"type": "json_schema", "schema": COLOURS}}}
+    ).json()
+    assert is_colours(answer["content"][0]["text"])
+    server.says(text("Hello."))
     tools = [{"name": "paint", "input_schema": COLOURS}]
     body = {"messages": user("hi"), "max_tokens": 200, "tools": tools, "tool_choice": ANY}
     answer = http.post("/v1/messages", json=body).json()

@@ -55,7 +55,8 @@ def _check_model(state: ServerState, name: str | None) -> None:
 def conversation(state: ServerState, body: CountBody) -> Conversation:
     """What a request asks for. Raises ApiError 400, and ParameterError."""
     choice, parallel = protocol.openai_choice(body.tool_choice)
-    policy = tool_policy(protocol.template_tools(body), choice, parallel=parallel)
+    text = protocol.text_schema(body)
+    policy = tool_policy(protocol.template_tools(body), choice, parallel=parallel, text=text)
     given: dict[str, Any] = {}
     if isinstance(body, MessagesBody):
         given = {name: getattr(body, name) for name in ("max_tokens", "temperature", "top_p", "top_k")}

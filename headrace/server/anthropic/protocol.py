@@ -14,6 +14,7 @@ from pydantic import Field
 
 from headrace.server.errors import bad_request
 from headrace.server.protocol import Body, warn_once
+from headrace.server.structure import TextSchema
 
 Blocks = list[dict[str, Any]]
 
@@ -74,6 +75,18 @@ def effort(body: CountBody) -> str:
         return "none"
     wanted = (body.output_config or {}).get("effort")
     return wanted if isinstance(wanted, str) and wanted else "high"
+
+
+def text_schema(body: CountBody) -> TextSchema | None:
+    """The schema that the answer's words must keep to, by `output_config.format`. Raises ApiError 400."""
+    form = (body.output_config or {}).get("format")
+    if form is None:
+        return None
+    where = "output_config.format"
+    schema = form.get("schema") if isinstance(form, Mapping) and form.get("type") == "json_schema" else None
+    if not isinstance(schema, Mapping):
+        raise bad_request(f'{where}: must be {{"type": "json_schema", "schema": {{...}}}}', param=where)
+    return TextSchema(schema, f"{where}.schema")
 
 
 def template_tools(body: CountBody) -> list[dict[str, Any]]:
