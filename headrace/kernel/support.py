@@ -9,6 +9,7 @@ from headrace.kernel.variant import VariantError, variant_of
 from headrace.model.config import ModelConfig
 from headrace.model.hopper import on_hopper
 from headrace.step.errors import PlanError
+from headrace.step.isa import MAX_ROWS
 from headrace.step.planner import build_plan
 
 
@@ -33,7 +34,8 @@ def _model_obstacle(config: ModelConfig, dtype: torch.dtype) -> str | None:
     if dtype != torch.bfloat16:
         return "it computes in bfloat16 only: leave out --dtype, or say bfloat16"
     try:
-        variant_of(build_plan(config, rows=1, sms=2))  # what can be run does not depend on rows and SMs
+        for rows in (1, MAX_ROWS):  # each has its way to share columns out; on SMs nothing depends
+            variant_of(build_plan(config, rows=rows, sms=2))
     except (PlanError, VariantError) as error:
         return str(error)
     return None

@@ -21,8 +21,11 @@ from headrace.model.constraint import mask_words
 from headrace.step.buffers import arena, buffer_specs
 from headrace.step.isa import Buffer, Field, Opcode, Pairing
 from headrace.step.isa_header import sizes_header
+from headrace.step.machine import CONSUMER_REGISTERS, WORKING_REGISTERS, activation_registers
 from headrace.step.plan import Plan
+from headrace.step.weights import pages_per_tile
 
+KV_HEADS = 8  # at most: of each, and each row, a lane keeps a share of attention (items.h)
 _OWNERS = (Opcode.EMBED, Opcode.O_PROJ, Opcode.FFN_DOWN, Opcode.EXPERT_DOWN)
 
 
@@ -45,8 +48,6 @@ def variant_of(plan: Plan, *, strict: bool = False, trace: bool = False) -> Vari
     Raises VariantError for a plan with operations that the kernel does not have.
     """
     words = plan.descriptors
-    if (words[..., Field.ROPE] == Pairing.HALF_SPLIT).any():
-        raise VariantError("the kernel has no rotary pairs half a head apart (Llama): decode with 'torch'")
     shares = words[..., Field.SHARES]
     if ((shares != 0) & (shares != plan.sizes.sms)).any():
         raise VariantError(f"the kernel divides work into a share for each SM, {plan.sizes.sms} of them")
@@ -55,6 +56,14 @@ def variant_of(plan: Plan, *, strict: bool = False, trace: bool = False) -> Vari
             f"the kernel takes up to 8 query heads a KV head and heads of a multiple of 32, "
             f"not {plan.sizes.group} and {plan.sizes.head_dim}: decode with 'torch'"
         )
+    if plan.sizes.kv_heads > KV_HEADS:
+        raise VariantError(
+            f"the kernel takes up to {KV_HEADS} KV heads, not {plan.sizes.kv_heads}: decode with 'torch'"
+        )
+    hidden = plan.sizes.hidden
+    held = activation_registers(hidden, plan.sizes.rows, pages_per_tile(hidden))  # while its scales are found
+    if held + WORKING_REGISTERS > CONSUMER_REGISTERS:
+        raise VariantError(f"the kernel has no registers for a hidden_size of {hidden}: decode with 'torch'")
     return Variant({"sizes.h": sizes_header(plan), "variant.h": _variant_header(plan, strict, trace)})
 
 
@@ -64,6 +73,7 @@ def _variant_header(plan: Plan, strict: bool, trace: bool) -> str:
         '#include "sizes.h"\n\nnamespace variant {\n\n',
         f"constexpr bool STRICT = {str(strict).lower()};\n",
         f"constexpr bool TRACE = {str(trace).lower()};\n",
+        f"constexpr bool HALF_SPLIT = {str(_half_split(plan)).lower()};  // rotary pairs of all layers\n",
         f"constexpr int RESIDUAL_TILES = {_owned_tiles(plan)};  // the most that one SM owns\n",
         f"constexpr int WINDOW = {_window(plan)};  // of all layers that have one\n",
         "template <int... WIDTHS>\nstruct Widths {};\n",
@@ -96,6 +106,14 @@ def _window(plan: Plan) -> int:
     if len(windows) > 1:
         raise VariantError(f"the kernel takes one window size, not {sorted(windows)}: decode with 'torch'")
     return windows.pop() if windows else 0
+
+
+def _half_split(plan: Plan) -> bool:
+    """Whether the rotary pairs of all layers that have any are half a head apart."""
+    pairings = set(plan.descriptors[..., Field.ROPE].ravel().tolist()) - {Pairing.NONE}
+    if len(pairings) > 1:
+        raise VariantError("the kernel takes one kind of rotary pairs, not two: decode with 'torch'")
+    return Pairing.HALF_SPLIT in pairings
 
 
 def _widths(plan: Plan, opcode: Opcode) -> str:

@@ -27,7 +27,7 @@ _CONSTANTS = {
     ),
     machine: (
         "SHARED_BYTES", "WARP", "GROUP_THREADS", "CONSUMER_GROUPS", "CONSUMER_REGISTERS", "OTHER_REGISTERS",
-        "MERGED_TILES", "TASK_SLOTS", "ORDER_PAGES",
+        "WORKING_REGISTERS", "MERGED_TILES", "TASK_SLOTS", "ORDER_PAGES",
     ),
 }  # fmt: skip
 _TYPES = {"f4": "float", "f8": "double", "i4": "int32_t"}

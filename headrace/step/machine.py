@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from headrace.step.isa import PAGE_BYTES_MAX
+from headrace.step.isa import K_BLOCK, PAGE_BYTES_MAX
 
 SHARED_BYTES = 227 * 1024  # shared memory that a block may have (Hopper)
 REGISTERS = 168 * 384  # of a block: 65536, shared out evenly in multiples of 8; setmaxnreg moves no others
@@ -34,11 +34,11 @@ class Machine:
         return self.ring_pages * PAGE_BYTES_MAX
 
 
-def activation_registers(k: int, rows: int) -> int:
+def activation_registers(k: int, rows: int, pages: int) -> int:
     """Registers a consumer thread holds its part of the activations of one tile in: bfloat16 [rows, k].
 
-    Up to 8 rows four warps share a tile and the other half of the tensor core's 16 rows is empty; for 16 rows
-    all eight do.
+    Up to 8 rows four warps share each of a tile's `pages`, and the other half of the tensor core's 16 rows is
+    empty; for 16 rows all eight do. A warp takes whole blocks of columns, so some may have one less.
     """
-    lanes = WARP * (4 if rows <= 8 else 8)
-    return max(rows, 8) * k * 2 // (lanes * 4)
+    warps, of_block = (4, 4) if rows <= 8 else (8, 8)
+    return pages * -(-(k // K_BLOCK // pages) // warps) * of_block

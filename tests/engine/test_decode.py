@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -10,14 +12,16 @@ from headrace.engine.kernel_backend import KernelBackend
 from headrace.engine.options import EngineOptions, OptionError
 from headrace.engine.torch_backend import TorchBackend
 from headrace.kernel import support
-from headrace.model.config import KVGroup, ModelConfig
+from headrace.model.config import KVGroup, ModelConfig, Rope
 from headrace.model.kv import KVCache
 from headrace.model.presets import PRESETS
 from headrace.model.synthetic import synthetic_model
 from headrace.step.pack import pack_model
+from tests.kernel.llamas import LLAMA_3B, LLAMA_8B
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 NORTH, LLAMA = PRESETS["north-mini-code"], PRESETS["llama-3.2-1b"]
+TWO_KINDS = replace(LLAMA.layers[0], rope=Rope.INTERLEAVED)
 
 
 @pytest.fixture
@@ -46,13 +50,21 @@ def test_the_kernel_is_taken_where_it_can_run(hopper: pytest.MonkeyPatch) -> Non
     assert chosen("torch") == "torch"
 
 
+@pytest.mark.parametrize("config", [PRESETS["smollm2-135m"], LLAMA, LLAMA_3B, LLAMA_8B])
+def test_llamas_are_decoded_by_the_kernel(hopper: pytest.MonkeyPatch, config: ModelConfig) -> None:
+    assert chosen("auto", config) == chosen("kernel", config) == "kernel"
+
+
 @pytest.mark.parametrize(
     ("config", "device", "dtype", "rows", "words"),
     [
         (NORTH, CPU, torch.bfloat16, 16, "Hopper GPU only"),
         (NORTH, GPU, torch.float32, 16, "bfloat16 only"),
         (NORTH, GPU, torch.bfloat16, 17, "at most 16 sequences"),
-        (LLAMA, GPU, torch.bfloat16, 16, "half a head apart"),
+        (replace(LLAMA, num_kv_heads=16), GPU, torch.bfloat16, 16, "up to 8 KV heads, not 16"),
+        (replace(LLAMA, num_kv_heads=2), GPU, torch.bfloat16, 16, "up to 8 query heads"),
+        (replace(LLAMA, hidden_size=8192), GPU, torch.bfloat16, 16, "a hidden_size of 8192"),
+        (replace(LLAMA, layers=(TWO_KINDS, *LLAMA.layers)), GPU, torch.bfloat16, 16, "one kind of rotary"),
     ],
 )
 def test_elsewhere_auto_is_torch_and_the_kernel_is_refused(

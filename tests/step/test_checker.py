@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.model.config import DenseMLP, ModelConfig, Rope
+from headrace.model.config import ModelConfig, Rope
 from headrace.model.presets import NORTH_MINI_CODE, PRESETS
 from headrace.step.checker import Check, check, require_sound
 from headrace.step.errors import PlanError
@@ -89,11 +89,11 @@ def test_no_wait_can_be_left_out_unnoticed(wait: str) -> None:
         (TINY, 1, 4, Machine(in_flight=0), "in_flight must be at least 1"),
         (NORTH_MINI_CODE, 16, 1, Machine(), "EMBED, SM 0: .* 256 residual tiles"),
         (
-            replace(TINY, layers=(replace(TINY.layers[0], mlp=DenseMLP(width=8192)),)),
+            replace(TINY, hidden_size=8192, layers=TINY.layers[:1]),
             1,
-            4,
+            16,
             Machine(),
-            "FFN_DOWN, layer 0, SM 0: 1 rows of 8192 activations",
+            "QKV_PROJ, layer 0, SM 0: 1 rows of 8192 activations",
         ),
     ],
 )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -100,7 +101,10 @@ def left_by(kernel: Kernel, oracle: Oracle, live: Sequence[int]) -> dict[str, tu
             continue
         right = torch.from_numpy(np.asarray(oracle.buffer(buffer), dtype=np.float32))
         ours = kernel.buffer(buffer).float().cpu()
-        rows = (live,) if buffer is Buffer.PARTIALS else (slice(None), live)
+        rows: tuple[Any, ...] = (slice(None), live)
+        if buffer is Buffer.PARTIALS:
+            sizes = oracle.plan.sizes
+            rows = (live, ..., slice(sizes.group * (sizes.head_dim + 2)))  # what follows is for alignment
         pairs[buffer.name] = (ours[rows], right[rows])
     logits = logits_of(kernel, oracle.plan)[live].cpu()
     return pairs | {"LOGITS": (logits, torch.from_numpy(oracle.logits()[live]))}

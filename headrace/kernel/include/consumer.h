@@ -110,7 +110,11 @@ __device__ __forceinline__ void settle_tile(Consumer& c, const isa::Descriptor& 
   }
 }
 
-// Where the lane's word of a tile of bfloat16 goes, of row `row`.
+// Where one of the four words of row `row` in a tile of bfloat16 goes.
+__device__ __forceinline__ uint32_t* word_of_tile(const Consumer& c, const isa::Descriptor& task, int tile, int row, int word) {
+  return reinterpret_cast<uint32_t*>(buffer_at(c.p, task.output)) + (static_cast<size_t>(tile) * ROWS + row) * 4 + word;
+}
+// The lane's own.
 __device__ __forceinline__ uint32_t* word_of_tile(const Consumer& c, const isa::Descriptor& task, int tile, int row) {
-  return reinterpret_cast<uint32_t*>(buffer_at(c.p, task.output)) + (static_cast<size_t>(tile) * ROWS + row) * 4 + (c.lane() & 3);
+  return word_of_tile(c, task, tile, row, c.lane() & 3);
 }

@@ -35,6 +35,7 @@ struct Columns {
   // Blocks of weights that a warp holds at once: registers are short where activations take 128 of them.
   static constexpr int REGISTERS = PAGES * OWN * (WIDE ? 8 : 4);
   static constexpr int HELD = REGISTERS >= 128 ? 1 : REGISTERS >= 96 ? 2 : 4;
+  static constexpr bool FIT = REGISTERS + isa::WORKING_REGISTERS <= isa::CONSUMER_REGISTERS;
 };
 
 // A warp's columns of the activations: lane 4g + c has 8 columns of row g in each of the warp's blocks, and of row
@@ -45,6 +46,8 @@ struct Activations {
   static constexpr int HELD = Columns<K>::HELD;
   uint4 low[Columns<K>::PAGES * Columns<K>::OWN];
   uint4 high[WIDE ? Columns<K>::PAGES * Columns<K>::OWN : 1];
+
+  __device__ __forceinline__ void fetch_page(Consumer&, int) const {}  // they are there
 
   // For the warp's i-th block of a page; where the rows are many, for one of its two products.
   __device__ __forceinline__ const uint4& at(const Consumer&, int page, int i, int product = 0) const {
@@ -98,6 +101,8 @@ struct Staged {
   static constexpr bool IN_REGISTERS = false;
   static constexpr int HELD = Columns<K>::OWN < 8 ? Columns<K>::OWN : 8;
   const uint8_t* from;
+
+  __device__ __forceinline__ void fetch_page(Consumer&, int) const {}
 
   // Whatever lanes have whose row there is not: their results are nobody's.
   __device__ __forceinline__ uint4 at(const Consumer& c, int page, int i) const {
@@ -155,7 +160,7 @@ __device__ __forceinline__ void stage(Consumer& c, const uint8_t* from, int coun
   c.meet_all();
 }
 
-// Multiply 8 rows of weights, whose pages are the next in the ring, with Activations or Staged ones.
+// Multiply 8 rows of weights, whose pages are the next in the ring, with Activations, Staged or Streamed ones.
 template <int K, typename Input>
 __device__ __forceinline__ Sums multiply(Consumer& c, RingPlace& ring, const Input& a) {
   using C = Columns<K>;
@@ -165,6 +170,7 @@ __device__ __forceinline__ Sums multiply(Consumer& c, RingPlace& ring, const Inp
   for (int n = 0; n < Sums::PARTS * 2 * 4; n++) (&sums.value[0][0][0])[n] = 0;
 #pragma unroll PAGES_TOGETHER
   for (int page = 0; page < C::PAGES; page++) {
+    a.fetch_page(c, page);
     wait_barrier(c.s, &c.s.page_full[ring.slot], ring.parity(), Waited::PAGE_LANDED, ring.slot);
     const uint4* from = reinterpret_cast<const uint4*>(c.s.ring[ring.slot]) + c.part() * 32 + c.lane();
 #pragma unroll

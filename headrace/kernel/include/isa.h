@@ -27,6 +27,7 @@ constexpr int32_t GROUP_THREADS = 128;
 constexpr int32_t CONSUMER_GROUPS = 2;
 constexpr int32_t CONSUMER_REGISTERS = 224;
 constexpr int32_t OTHER_REGISTERS = 56;
+constexpr int32_t WORKING_REGISTERS = 88;
 constexpr int32_t MERGED_TILES = 4;
 constexpr int32_t TASK_SLOTS = 16;
 constexpr int32_t ORDER_PAGES = 65535;

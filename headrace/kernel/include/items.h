@@ -45,7 +45,7 @@ __device__ __forceinline__ int share_begin(int total, int share) {
 struct Runs {
   static constexpr int PAIRS = ROWS * sizes::KV_HEADS, ROUNDS = (PAIRS + isa::WARP - 1) / isa::WARP;
   int32_t low[ROUNDS], high[ROUNDS];
-  static_assert(ROUNDS <= 2);
+  static_assert(ROUNDS <= 4, "registers are short: headrace/kernel/variant.py");
 
   // For all lanes of a warp, as all that follows.
   __device__ __forceinline__ Runs(const ChunkTable& table, int share, int lane) {
@@ -81,13 +81,21 @@ struct Runs {
     return __reduce_or_sync(~0u, own);
   }
 
+  // Without an index that the assembler does not know: it would take local memory.
+  static __device__ __forceinline__ int of_round(const int32_t (&values)[ROUNDS], int round) {
+    int value = values[ROUNDS - 1];
+#pragma unroll
+    for (int n = ROUNDS - 2; n >= 0; n--) value = round == n ? values[n] : value;
+    return value;
+  }
+
   // Call `visit(row, head, low, high)` for every run, in order.
   template <typename Visit>
   __device__ __forceinline__ void each(Visit visit) const {
     // Not unrolled: what `visit` does must be there but once.
 #pragma unroll 1
     for (int round = 0; round < ROUNDS; round++) {
-      const int own_low = round ? low[ROUNDS - 1] : low[0], own_high = round ? high[ROUNDS - 1] : high[0];
+      const int own_low = of_round(low, round), own_high = of_round(high, round);
       uint32_t lanes = __ballot_sync(~0u, own_low < own_high);
 #pragma unroll 1
       while (lanes) {

@@ -3,7 +3,7 @@
 //
 // Where rows are few the consumers share the work: lanes lie along the rows first, as X does in memory, and the result
 // stays in shared memory for the layer's other tasks that read the same. Where they are many there is no room for that:
-// each warp takes what it multiplies, and only the rows' means and scales stay.
+// each warp takes what it multiplies, and only the rows' means and scales stay. Where columns are many: streamed.h.
 #pragma once
 
 #include "spread.h"
@@ -85,6 +85,9 @@ struct NormWeights {
   static constexpr bool HELD = INPUT_STAYS;
   const float* from;
   EightWeights held[HELD ? Eighths<K>::ROUNDS : 1][HELD ? ROWS : 1];
+
+  // Not fetched before.
+  __device__ __forceinline__ explicit NormWeights(const float* from) : from(from) {}
 
   __device__ __forceinline__ NormWeights(const Consumer& c, int norm) : from(norm_weights(c, norm)) {
     if constexpr (HELD) {

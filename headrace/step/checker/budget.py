@@ -19,6 +19,10 @@ from headrace.step.machine import (
     activation_registers,
 )
 from headrace.step.shared_memory import shared_bytes
+from headrace.step.weights import pages_per_tile
+
+# What holds no activations: projections onto the residual take page by page what registers have no room for.
+_OTHERS = (Opcode.EMBED, Opcode.O_PROJ, Opcode.FFN_DOWN)
 
 
 def check_budget(table: Table) -> list[Fault]:
@@ -70,13 +74,13 @@ def _registers(table: Table) -> Iterator[Fault]:
         yield Fault(Check.BUDGET, f"the threads of a block take {held} registers of {REGISTERS}")
     refused: set[int] = set()
     for opcode, used in USED.items():
-        if Field.K not in used or opcode is Opcode.EMBED:
+        if Field.K not in used or opcode in _OTHERS:
             continue
         for group in table.groups(opcode, Field.K):
             k = int(group[Field.K][0])
             if k in refused:
                 continue
-            needed = activation_registers(k, table.plan.sizes.rows) + WORKING_REGISTERS
+            needed = activation_registers(k, table.plan.sizes.rows, pages_per_tile(k)) + WORKING_REGISTERS
             if needed > CONSUMER_REGISTERS:
                 refused.add(k)
                 yield group.fault(

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from headrace.model.batch import Span
-from headrace.model.config import DenseMLP, KVGroup, LayerConfig, ModelConfig, MoEMLP, Norm, Rope
+from headrace.model.config import DenseMLP, KVGroup, LayerConfig, ModelConfig, MoEMLP, Norm, Rope, RopeScaling
 from headrace.model.constraint import Mask
 from headrace.model.kv import BLOCK_TOKENS, NO_BLOCK, KVCache, blocks_for, first_visible_block
 from headrace.model.sampler import Sampled
@@ -58,6 +58,33 @@ def north(moe: MoEMLP | None = None, norm: Norm = Norm.RMS, window: int = WINDOW
         max_positions=4096,
         tied_head=False,  # with random weights a tied head only ever repeats the last token
         logit_scale=0.5,
+    )
+
+
+def llama(heads: int = 6, kv_heads: int = 3, head_dim: int = 64, *, tied_head: bool = False) -> ModelConfig:
+    """Llama's shape, scaled down: sequential blocks, rotary pairs half a head apart at stretched frequencies.
+
+    One layer's feed-forward is wider than a kernel has registers for.
+    """
+    return ModelConfig(
+        family="llama",
+        vocab_size=VOCABULARY,
+        hidden_size=96,
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=head_dim,
+        layers=tuple(
+            LayerConfig(window=None, rope=Rope.HALF_SPLIT, mlp=DenseMLP(width=width)) for width in (160, 4608)
+        ),
+        parallel_block=False,
+        norm=Norm.RMS,
+        norm_eps=1e-5,
+        rope_theta=10000.0,
+        rope_scaling=RopeScaling(
+            factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position=64
+        ),
+        max_positions=4096,
+        tied_head=tied_head,
     )
 
 

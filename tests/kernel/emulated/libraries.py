@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 
 from headrace.kernel.check.against_oracle import Bench
+from headrace.kernel.check.kernels import MakeKernel
 from headrace.model.config import ModelConfig
 from headrace.model.kv import KVCache
 from headrace.step import division
@@ -48,6 +49,26 @@ class Libraries:
                 self._made[key] = compiled(plan_of(*shape), folder, strict=strict, spoilt=spoilt)
         return self._made[key]
 
+    def maker(
+        self,
+        config: ModelConfig,
+        rows: int,
+        *,
+        sms: int = SMS,
+        seed: int = 0,
+        late: Late = NOBODY,
+        spoilt: Spoilt | None = None,
+    ) -> MakeKernel:
+        """Makes kernels that run here. `seed` is for the order of threads and copies, as `late` is."""
+
+        def make(
+            plan: Plan, weights: PackedWeights, cache: KVCache, table_blocks: int, strict: bool
+        ) -> EmulatedKernel:
+            library = self.library(config, rows, sms, strict, spoilt)
+            return EmulatedKernel(plan, weights, cache, table_blocks, library, seed, late)
+
+        return make
+
     def bench(
         self,
         lengths: list[int],
@@ -61,13 +82,7 @@ class Libraries:
         late: Late = NOBODY,
         spoilt: Spoilt | None = None,
     ) -> Bench:
-        """Whose kernels run here. `seed` is for the order of threads and copies, as `late` is."""
+        """Whose kernels are those of `maker`."""
         shape = config or north()
-
-        def make(
-            plan: Plan, weights: PackedWeights, cache: KVCache, table_blocks: int, strict: bool
-        ) -> EmulatedKernel:
-            library = self.library(shape, rows, sms, strict, spoilt)
-            return EmulatedKernel(plan, weights, cache, table_blocks, library, seed, late)
-
+        make = self.maker(shape, rows, sms=sms, seed=seed, late=late, spoilt=spoilt)
         return Bench(lengths, rows, hole, config=shape, world=world, make=make, device="cpu", sms=sms)

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from torch import Tensor
 
-from headrace.model.config import DenseMLP, LayerConfig, ModelConfig, Rope
+from headrace.model.config import ModelConfig
 from headrace.model.sampler import Sampled, SampleRow, sample
 from headrace.model.sampling import SamplingParams
 from headrace.step.oracle.rows import LaunchRow
@@ -17,6 +17,7 @@ from headrace.step.oracle.world import VOCABULARY as VOCABULARY
 from headrace.step.oracle.world import WINDOW as WINDOW
 from headrace.step.oracle.world import History as History
 from headrace.step.oracle.world import World as World
+from headrace.step.oracle.world import llama as llama
 from headrace.step.oracle.world import model_of as model_of
 from headrace.step.oracle.world import north as north
 from headrace.step.oracle.world import plan_of as plan_of
@@ -54,14 +55,6 @@ TIED = (
     SamplingParams(top_k=50, top_p=0.7, temperature=30.0),
     SamplingParams(top_p=0.01, temperature=1.0),
 )
-
-
-def llama() -> ModelConfig:
-    """Sequential blocks, rotary pairs that are half a head apart, a head of 3 x 32 columns."""
-    layer = LayerConfig(window=None, rope=Rope.HALF_SPLIT, mlp=DenseMLP(width=96))
-    return replace(
-        north(), family="llama", parallel_block=False, hidden_size=96, layers=(layer, layer), tied_head=True
-    )
 
 
 def shallow(seed: int = 0) -> ModelConfig:

@@ -2,7 +2,7 @@
 // piece of code up to there: all code that a layer runs has to fit the SM's instruction cache.
 #pragma once
 
-#include "norm.h"
+#include "streamed.h"
 #include "ops/gated.h"
 #include "ops/lm_head.h"
 #include "ops/qkv_proj.h"
@@ -29,7 +29,7 @@ __device__ __forceinline__ void project_normed(Consumer& c, const TaskSlot& slot
   if (!going) return;
   const int first = routed ? slot.first : task.first_tile, count = routed ? slot.last - first : task.tile_count;
   if (count == 0) return signal_only(c, task);
-  Activations<sizes::HIDDEN> a;
+  NormedInput<sizes::HIDDEN>::Type a;
   load_normalized(c, task.norm, weights, a);
   const int halves = routed || task.opcode == static_cast<int32_t>(isa::Opcode::FFN_UP) ? 2 : 1;
   const bool sends = routed || task.opcode == static_cast<int32_t>(isa::Opcode::FFN_UP);

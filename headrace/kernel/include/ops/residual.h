@@ -1,7 +1,7 @@
 // Projections onto the residual: the SM that owns a tile keeps it in shared memory, float32, for the whole step.
 #pragma once
 
-#include "gemm.h"
+#include "streamed.h"
 
 // Publish a tile of X from the residual, where the task says so. For the warp that finishes the tile.
 __device__ __forceinline__ void publish_residual(Consumer& c, const isa::Descriptor& task, int index) {
@@ -41,6 +41,10 @@ __device__ __forceinline__ void project(Consumer& c, const isa::Descriptor& task
   if constexpr (K * ROWS * 2 <= INPUT_BYTES) {
     stage<K / 8 * ROWS>(c, input, K / 8 * ROWS);
     project_tiles<K>(c, task, Staged<K>{c.s.input});
+  } else if constexpr (!Columns<K>::FIT) {
+    Streamed<K> a;
+    a.from = input;
+    project_tiles<K>(c, task, a);
   } else {
     Activations<K> a;
     load_activations<K>(c, input, a);
