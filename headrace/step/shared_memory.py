@@ -33,7 +33,8 @@ def _beside_ring(sizes: Sizes, residual_tiles: int) -> int:
     tasks = TASK_SLOTS * (WORDS + 4) * 4 + _MESSAGES * 32 + _ORDERS * 16
     barriers = 2 * (TASK_SLOTS + _MESSAGES) * 8
     lookups = sizes.layers * 8 + sizes.head_dim * 2 + MAX_CHUNKS * 8
-    of_rows = rows * (8 + 64 + 28 + 4 + 2 * 20 + 4)  # scales, spreads, state, new blocks, chunks, next tokens
+    of_rows = rows * (8 + 28 + 4 + 2 * 20 + 4)  # scales, state, new blocks, chunks, next tokens
+    of_rounds = max(rows * 64, 512)  # the rows' spreads, or attention's largest scores and sums
     members = (
         payload,
         _record(sizes),
@@ -44,6 +45,7 @@ def _beside_ring(sizes: Sizes, residual_tiles: int) -> int:
         barriers,
         lookups,
         of_rows,
+        of_rounds,
     )
     return sum(members) + max(_route(sizes), rows * 84) + _TABLES
 

@@ -11,7 +11,7 @@ import pytest
 from headrace.kernel.build import fixed_headers
 from headrace.kernel.variant import variant_of
 from headrace.model.config import ModelConfig
-from headrace.model.presets import NORTH_MINI_CODE
+from headrace.model.presets import LLAMA_3_2_1B, NORTH_MINI_CODE, SMOLLM2_135M
 from headrace.step.isa import Field, Opcode
 from headrace.step.oracle.world import north
 from headrace.step.plan import Plan
@@ -19,6 +19,7 @@ from headrace.step.planner import build_plan
 from headrace.step.shared_memory import shared_bytes
 from tests.kernel.emulated import COMMON, COMPILER, HERE, compile_at
 from tests.kernel.extremes import MANY
+from tests.kernel.llamas import LLAMA_8B
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler")
 
@@ -50,7 +51,8 @@ def account(plan: Plan) -> int:
 @pytest.mark.parametrize(
     ("config", "rows", "sms"),
     [(NORTH_MINI_CODE, rows, 132) for rows in (1, 2, 4, 8, 16)]
-    + [(NORTH_MINI_CODE, 16, 78), (north(MANY), 16, 3), (north(), 4, 3), (DENSE, 8, 114)],
+    + [(NORTH_MINI_CODE, 16, 78), (north(MANY), 16, 3), (north(), 4, 3), (DENSE, 8, 114)]
+    + [(SMOLLM2_135M, 1, 132), (LLAMA_3_2_1B, 4, 132), (LLAMA_8B, 16, 132)],
 )
 def test_the_account_covers_what_the_kernel_takes_and_little_more(
     config: ModelConfig, rows: int, sms: int, tmp_path: Path
