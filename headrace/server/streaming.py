@@ -33,9 +33,14 @@ class Dialect:
     alive: str = ": keep-alive\n\n"  # a comment, which every client skips
 
 
+# To some clients these end a line too, as they do to Python's splitlines: httpx's iter_lines is one.
+_LINE_ENDS = {ord(end): f"\\u{ord(end):04x}" for end in "\x85\u2028\u2029"}
+
+
 def data_line(event: Event) -> str:
     """An event that is told by its content."""
-    return f"data: {json.dumps(event, ensure_ascii=False, separators=(',', ':'))}\n\n"
+    text = json.dumps(event, ensure_ascii=False, separators=(",", ":"))
+    return f"data: {text if text.isascii() else text.translate(_LINE_ENDS)}\n\n"
 
 
 def named_event(event: Event) -> str:

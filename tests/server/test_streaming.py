@@ -1,13 +1,15 @@
-"""Signs of life in silent streams."""
+"""The form of events, and signs of life in silent streams."""
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
 
+from headrace.server.streaming import data_line, named_event
 from tests.server import patient
 from tests.server.scripted import Scripted, scripted_server
 from tests.server.test_chat import PATH, user
@@ -134,6 +136,17 @@ def until_the_second_sign(
             go_on.set()
         assert ENDS in "".join(pieces)
     return before + silence
+
+
+def test_every_event_is_one_line_to_every_client() -> None:
+    """Also to those that take for a line's end whatever Unicode says may be one."""
+    said = {"type": "x", "delta": "a\n\r\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029é\U0001f600"}
+    data, blank = data_line(said).splitlines()
+    assert blank == ""
+    assert json.loads(data.removeprefix("data: ")) == said
+    assert "é\U0001f600" in data
+    name, data, blank = named_event(said).splitlines()
+    assert (name, blank) == ("event: x", "")
 
 
 def test_streams_that_are_not_silent_have_none_and_zero_is_never() -> None:
