@@ -118,7 +118,7 @@ def test_pages_hold_what_pytorch_writes_there(libraries: Libraries) -> None:
     for row in bench.world.rows():
         block = torch.tensor([row.tables[KVGroup.FULL][row.position // BLOCK_TOKENS]])
         for layer in range(bench.world.config.num_layers):
-            pairs = zip(kernel.cache.read(layer, block), bench.world.cache.read(layer, block), strict=True)
+            pairs = zip(kernel._cache.read(layer, block), bench.world.cache.read(layer, block), strict=True)
             for ours, theirs in pairs:
                 at = row.position % BLOCK_TOKENS
                 assert error(ours[at], theirs[at]) <= BOUND

@@ -62,7 +62,7 @@ class EmulatedKernel:
         late: Late = NOBODY,
     ) -> None:
         self.plan, self.seed, self.late = plan, seed, late
-        self._weights, self.cache, self._library = weights, cache, library
+        self._weights, self._cache, self._library = weights, cache, library
         sizes, device = plan.sizes, torch.device("cpu")
         self._specs = buffer_specs(sizes)
         self._offsets, total = arena(self._specs)
