@@ -54,7 +54,7 @@ def build_engine(
     decode = choose_decode(options, model.config, device=device, dtype=dtype)
     if say is not None and decode == "torch" != options.decode and device.type == "cuda":
         reason = kernel_obstacle(options, model.config, device=device, dtype=dtype)
-        say(f"Decoding with PyTorch, as the kernel cannot: {reason}")
+        say(f"Decoding with PyTorch and not the kernel: {reason}")
     chosen = options.unpacked_layers is None and weights is not None and device.type == "cuda"
     options = replace(options, unpacked_layers=unpacked)
     if say is not None and (unpacked or chosen):

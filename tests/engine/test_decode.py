@@ -51,8 +51,12 @@ def test_the_kernel_is_taken_where_it_can_run(hopper: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.parametrize("config", [PRESETS["smollm2-135m"], LLAMA, LLAMA_3B, LLAMA_8B])
-def test_llamas_are_decoded_by_the_kernel(hopper: pytest.MonkeyPatch, config: ModelConfig) -> None:
-    assert chosen("auto", config) == chosen("kernel", config) == "kernel"
+def test_llamas_are_decoded_by_the_kernel_where_somebody_says_so(
+    hopper: pytest.MonkeyPatch, config: ModelConfig
+) -> None:
+    """Until a GPU has run it with one."""
+    assert chosen("kernel", config) == "kernel"
+    assert chosen("auto", config) == "torch"
 
 
 @pytest.mark.parametrize(
