@@ -28,8 +28,8 @@ def choose_decode(
 ) -> str:
     """The backend that `options.decode` means for this model: "kernel", "torch" or "oracle".
 
-    "auto" is the kernel where it can run and is known to, and PyTorch elsewhere. Raises OptionError if the one that is named
-    cannot run.
+    "auto" is the kernel where it can run and is known to, and PyTorch elsewhere. Raises OptionError if the
+    one that is named cannot run.
     """
     if options.decode == "torch":
         return "torch"
