@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -173,12 +174,14 @@ def test_strict_and_row_capacity_are_different_kernels() -> None:
 
 
 def test_models_that_the_kernel_has_no_operations_for_are_refused() -> None:
-    with pytest.raises(VariantError, match="half a head apart"):
-        variant("smollm2-135m", 1)
+    many_heads = replace(PRESETS["smollm2-135m"], num_heads=16, num_kv_heads=16)
+    with pytest.raises(VariantError, match="up to 8 KV heads, not 16"):
+        variant_of(build_plan(many_heads, rows=1, sms=132))
 
 
 THREADS = """
 import threading
+from dataclasses import replace
 from headrace.kernel import build
 start, found = threading.Barrier(8), []
 def look():
