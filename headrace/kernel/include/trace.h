@@ -1,9 +1,9 @@
 // What an SM did when, in a variant that records it; in all others nothing of this is left.
 //
-// Five threads of an SM write a line for each of their tasks: the copier, the first consumer, the publisher (a line for each
-// signal), and the first of the loader's and of the helper's. Times are cycles of the SM's own clock; two anchors, at the launch's beginning and end, tell
-// the host how they go with nanoseconds that all SMs share. headrace/kernel/records.py describes lines and anchors,
-// headrace/kernel/trace.py reads them.
+// Five threads of an SM write a line for each of their tasks: the copier, the first consumer, the publisher (a line for
+// each signal), and the first of the loader's and of the helper's. Times are cycles of the SM's own clock; two anchors, at
+// the launch's beginning and end, tell the host how they go with nanoseconds that all SMs share.
+// headrace/kernel/records.py describes lines and anchors, headrace/kernel/trace.py reads them.
 #pragma once
 
 #include "state.h"
