@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.step.balance import Ints, places, settle, starts
-from headrace.step.isa import UNIT, WORDS, Field, Opcode
+from headrace.step.isa import UNIT, USED, WORDS, Field, Opcode
 from headrace.step.machine import Machine
 from headrace.step.plan import Words
 from headrace.step.sizes import Sizes
@@ -73,6 +73,9 @@ class Builder:
                 words[:, Field[f"{name}_arrivals".upper()]] = value.arrivals
             else:
                 words[:, Field[name.upper()]] = value[chosen] if isinstance(value, np.ndarray) else value
+        if Field.IN_FLIGHT in USED[opcode]:
+            most = (words[:, Field.TILE_COUNT] * words[:, Field.PAGES_PER_TILE]).max(initial=0)
+            words[:, Field.IN_FLIGHT] = self.machine.in_flight_of(opcode, self.sizes.rows, int(most))
         self._waves.append((chosen, self._lengths[chosen], words))
         self._lengths[chosen] += 1
 

@@ -163,7 +163,7 @@ class Field(IntEnum):
     ROPE = 28
     ROUND = 29
     FLAGS = 30
-    SPARE = 31
+    IN_FLIGHT = 31
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,11 +214,12 @@ FIELDS: dict[Field, FieldInfo] = {
     Field.ROPE: FieldInfo("a Pairing", 0, len(Pairing) - 1),
     Field.ROUND: FieldInfo("a Round", 0, len(Round) - 1),
     Field.FLAGS: FieldInfo("Flag bits", 0, 7),
-    Field.SPARE: FieldInfo("always 0", 0, 0),
+    Field.IN_FLIGHT: FieldInfo("whole pages whose bytes may be under way while its own are fetched", 1, 255),
 }
 
 _TILES = (Field.FIRST_TILE, Field.TILE_COUNT)
 _PAGES = (Field.K, Field.PAGES_PER_TILE, Field.PAGE_BYTES, Field.WEIGHTS)
+_FETCHED = (*_PAGES, Field.IN_FLIGHT)
 _INOUT = (Field.INPUT, Field.OUTPUT)
 _WAIT = (Field.WAIT_COUNTER, Field.WAIT_ARRIVALS)
 _SECOND = (Field.SECOND_COUNTER, Field.SECOND_ARRIVALS)
@@ -226,7 +227,7 @@ _LOADER = (Field.LOADER_COUNTER, Field.LOADER_ARRIVALS, Field.LOADER_LAG)
 _SIGNAL = (Field.SIGNAL_COUNTER, Field.SIGNAL_AMOUNT)
 _SHARE = (Field.SHARE, Field.SHARES)
 _EXPERTS = (Field.EXPERT_STRIDE, Field.EXPERTS, Field.TOP_K)
-_GEMM = (Field.LAYER, *_TILES, *_PAGES, *_INOUT, *_WAIT, *_SIGNAL)
+_GEMM = (Field.LAYER, *_TILES, *_FETCHED, *_INOUT, *_WAIT, *_SIGNAL)
 _SAMPLE = (*_SHARE, *_INOUT, *_WAIT, *_SIGNAL)
 
 # The fields of every operation besides OPCODE; all others must be 0.
@@ -237,7 +238,7 @@ USED: dict[Opcode, tuple[Field, ...]] = {
     Opcode.QKV_PROJ: (*_GEMM, Field.NORM, Field.KV_HEAD, Field.ROPE, Field.WINDOW),
     Opcode.ATTENTION: (
         Field.LAYER, *_SHARE, *_INOUT, *_WAIT, Field.WAIT_SPAN, *_LOADER, *_SIGNAL,
-        Field.PAGE_BYTES, Field.WINDOW,
+        Field.PAGE_BYTES, Field.IN_FLIGHT, Field.WINDOW,
     ),
     Opcode.ATTENTION_MERGE: (Field.LAYER, *_TILES, *_INOUT, *_WAIT, *_SIGNAL, Field.WINDOW),
     Opcode.O_PROJ: _GEMM,
@@ -245,7 +246,7 @@ USED: dict[Opcode, tuple[Field, ...]] = {
     Opcode.EXPERT_DOWN: (*_GEMM, *_SECOND, *_LOADER, *_EXPERTS, Field.FLAGS),
     Opcode.FFN_UP: (*_GEMM, Field.NORM),
     Opcode.FFN_DOWN: (*_GEMM, Field.FLAGS),
-    Opcode.LM_HEAD: (*_TILES, *_PAGES, *_INOUT, *_WAIT, Field.NORM),
+    Opcode.LM_HEAD: (*_TILES, *_FETCHED, *_INOUT, *_WAIT, Field.NORM),
     Opcode.SAMPLE_STATS: (*_TILES, *_SAMPLE),
     Opcode.SAMPLE_SELECT: (*_TILES, *_SAMPLE, Field.ROUND),
     Opcode.SAMPLE_PICK: (*_TILES, *_SAMPLE, *_SECOND, Field.FLAGS),

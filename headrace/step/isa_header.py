@@ -71,7 +71,7 @@ def sizes_header(plan: Plan) -> str:
         "COUNTERS": len(plan.counters),
         "TASKS": plan.descriptors.shape[1],
         "RING_PAGES": plan.machine.ring_pages,
-        "IN_FLIGHT": plan.machine.in_flight,
+        "IN_FLIGHT": int(plan.descriptors[..., isa.Field.IN_FLIGHT].max()),
         **{f"{buffer.name}_OFFSET": offset for buffer, offset in offsets.items()},
         "BUFFER_BYTES": total,
     }

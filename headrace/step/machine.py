@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from headrace.step.isa import K_BLOCK, PAGE_BYTES_MAX
+from headrace.step.isa import K_BLOCK, PAGE_BYTES_MAX, Opcode
 
 SHARED_BYTES = 227 * 1024  # shared memory that a block may have (Hopper)
 REGISTERS = 168 * 384  # of a block: 65536, shared out evenly in multiples of 8; setmaxnreg moves no others
@@ -18,12 +18,16 @@ MERGED_TILES = 4  # of one head, that ATTENTION_MERGE has at a time
 TASK_SLOTS = 16  # descriptors that the loader may be ahead of the consumers
 ORDER_PAGES = 2**16 - 1  # that one order of the loader names at most: two bytes (state.h)
 
+# Pages under way of what is fetched ahead of need and yields: to 8 rows, and from there on.
+_YIELDING = {Opcode.ROUTER: (1, 1), Opcode.QKV_PROJ: (1, 1), Opcode.O_PROJ: (2, 1)}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
     """Constants that measurement chose: docs/performance-log.md has what deeper rings and other caps brought.
 
-    `ring_pages` pages of shared memory hold what was fetched ahead; of these `in_flight` may be under way.
+    `ring_pages` pages of shared memory hold what was fetched ahead; of these `in_flight` may be under way,
+    unless `in_flight_of` an operation says otherwise.
     """
 
     ring_pages: int = 11
@@ -32,6 +36,18 @@ class Machine:
     @property
     def ring_bytes(self) -> int:
         return self.ring_pages * PAGE_BYTES_MAX
+
+    def in_flight_of(self, opcode: Opcode, rows: int, pages: int) -> int:
+        """Whole pages under way while an operation on matrices has its own fetched: no SM more than `pages`.
+
+        What fits a ring is there before it is needed, and takes memory from SMs that are behind: a QKV_PROJ's
+        pages while these are still at the layer before, an O_PROJ's while they are at attention. So few of
+        them go at a time. Of what does not fit, most is needed at once.
+        """
+        if pages <= self.ring_pages and opcode in _YIELDING:
+            narrow, wide = _YIELDING[opcode]
+            return min(wide if rows > 8 else narrow, self.in_flight)
+        return self.in_flight + (opcode is Opcode.EXPERT_UP and 4 <= rows <= 8)
 
 
 def activation_registers(k: int, rows: int, pages: int) -> int:

@@ -37,6 +37,12 @@ ONE_FAULT = {
         Opcode.QKV_PROJ,
         "ROPE .* is 3, and must be 0 to 2",
     ),
+    "no page that may be under way": (
+        assign(Opcode.QKV_PROJ, 2, in_flight=0),
+        Check.FIELDS,
+        Opcode.QKV_PROJ,
+        "IN_FLIGHT .* is 0, and must be 1 to 255",
+    ),
     "a field that the operation does not use": (
         assign(Opcode.O_PROJ, 2, norm=1),
         Check.FIELDS,

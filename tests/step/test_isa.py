@@ -27,12 +27,11 @@ def test_every_word_and_operation_is_described() -> None:
     assert set(USED) == set(Opcode)
     for opcode, fields in USED.items():
         assert len(set(fields)) == len(fields), opcode
-        assert Field.SPARE not in fields, opcode
         assert Field.OPCODE not in fields, opcode
     for field, info in FIELDS.items():
         assert -(2**31) <= info.low <= info.high < 2**31, field
     in_use = {field for fields in USED.values() for field in fields}
-    assert in_use == set(Field) - {Field.OPCODE, Field.SPARE}
+    assert in_use == set(Field) - {Field.OPCODE}
 
 
 def test_fields_come_with_what_they_belong_to() -> None:

@@ -134,7 +134,7 @@ enum class Field : int32_t {
   ROPE = 28,
   ROUND = 29,
   FLAGS = 30,
-  SPARE = 31,
+  IN_FLIGHT = 31,
 };
 
 // A task: WORDS words, the first of which says what the others mean.
@@ -170,7 +170,7 @@ struct Descriptor {
   int32_t rope;  // a Pairing
   int32_t round;  // a Round
   int32_t flags;  // Flag bits
-  int32_t spare;  // always 0
+  int32_t in_flight;  // whole pages whose bytes may be under way while its own are fetched
 };
 static_assert(sizeof(Descriptor) == WORDS * sizeof(int32_t));
 static_assert(offsetof(Descriptor, opcode) == static_cast<int32_t>(Field::OPCODE) * sizeof(int32_t));
@@ -204,7 +204,7 @@ static_assert(offsetof(Descriptor, window) == static_cast<int32_t>(Field::WINDOW
 static_assert(offsetof(Descriptor, rope) == static_cast<int32_t>(Field::ROPE) * sizeof(int32_t));
 static_assert(offsetof(Descriptor, round) == static_cast<int32_t>(Field::ROUND) * sizeof(int32_t));
 static_assert(offsetof(Descriptor, flags) == static_cast<int32_t>(Field::FLAGS) * sizeof(int32_t));
-static_assert(offsetof(Descriptor, spare) == static_cast<int32_t>(Field::SPARE) * sizeof(int32_t));
+static_assert(offsetof(Descriptor, in_flight) == static_cast<int32_t>(Field::IN_FLIGHT) * sizeof(int32_t));
 
 struct TopEntry {
   float raw;

@@ -26,7 +26,7 @@ struct Loader {
   template <typename PagesOf>
   __device__ __forceinline__ bool order(const isa::Descriptor& task, int count, bool begins, bool ends, PagesOf pages_of) {
     const int32_t bytes = task.page_bytes, task_number = number;
-    const uint8_t most = static_cast<uint8_t>(bytes ? most_in_flight(bytes) : 1), fenced = fence ? order_flag::FENCE : 0;
+    const uint8_t most = static_cast<uint8_t>(bytes ? most_in_flight(task.in_flight, bytes) : 1), fenced = fence ? order_flag::FENCE : 0;
     fence = false;
     return book.give(s, lane, count, [&](int n) {
       Order order = pages_of(n);

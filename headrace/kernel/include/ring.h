@@ -1,6 +1,6 @@
 // The ring of pages. The copier fills it in the order of the tasks and runs ahead across tasks, layers and steps. At
-// most the bytes of IN_FLIGHT whole pages are issued and not landed: more would only queue in memory, and every signal
-// behind them; fewer, where pages are short, would leave memory idle.
+// most the bytes of a task's IN_FLIGHT whole pages are issued and not landed: more would only queue in memory, and every
+// signal behind them; fewer, where pages are short, would leave memory idle.
 #pragma once
 
 #include "wait.h"
@@ -23,20 +23,20 @@ struct RingPlace {
   }
 };
 
-// Loads of so many bytes that may be under way. A barrier's parity tells two laps apart, no more: who waits for a page
+// Loads of so many bytes that may be under way, where `whole` pages' bytes may. A barrier's parity tells two laps apart, no more: who waits for a page
 // must know that the slot's page before has landed. Of the pages before one that has, all but the last few under way
 // have, too; so with these and the SKIPPED pages of another group of warps, a lap is not full.
 constexpr int SKIPPED = 4;
-__device__ __forceinline__ constexpr int most_in_flight(int bytes) {
-  const int whole = sizes::IN_FLIGHT * isa::PAGE_BYTES_MAX / bytes, most = RING - 1 - SKIPPED;
-  return whole < most ? whole : most;
+__device__ __forceinline__ constexpr int most_in_flight(int whole, int bytes) {
+  const int loads = whole * isa::PAGE_BYTES_MAX / bytes, most = RING - 1 - SKIPPED;
+  return loads < most ? loads : most;
 }
 static_assert(RING > 1 + SKIPPED);
 
 // Before a warp waits for its next page of `bytes`, when `skipped` pages since the last one that it knows to have landed
 // were for others: where a lap may be full, let the copier first come to the page itself.
 __device__ __forceinline__ void let_copier_come(Shared& s, const RingPlace& ring, int skipped, int bytes) {
-  if (skipped + 1 + most_in_flight(bytes) <= RING) return;
+  if (skipped + 1 + most_in_flight(sizes::IN_FLIGHT, bytes) <= RING) return;
   const uint32_t number = ring.number();
   leave_note(s, Waited::PAGE_LANDED, ring.slot, number + 1);
   while (static_cast<int32_t>(*static_cast<volatile uint32_t*>(&s.issued) - number) <= 0 && !is_set(s.aborted)) ptx::pause();

@@ -31,13 +31,15 @@ def check_budget(table: Table) -> list[Fault]:
 
 
 def _ring(table: Table) -> Iterator[Fault]:
-    machine = table.plan.machine
-    if not 1 <= machine.in_flight <= machine.ring_pages:
-        yield Fault(
-            Check.BUDGET,
-            f"{machine.in_flight} pages in flight do not fit a ring of {machine.ring_pages}: "
-            "in_flight must be at least 1 and at most ring_pages",
-        )
+    room = table.plan.machine.ring_pages
+    for opcode, used in USED.items():
+        if Field.IN_FLIGHT not in used:
+            continue
+        for group in table.groups(opcode):
+            pages = group[Field.IN_FLIGHT]
+            if (wrong := pages > room).any():
+                message = f"{pages[wrong][0]} pages in flight do not fit a ring of {room}: lower in_flight"
+                yield group.fault(Check.BUDGET, message, wrong)
 
 
 def _orders(table: Table) -> Iterator[Fault]:

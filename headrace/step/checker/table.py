@@ -55,7 +55,7 @@ class Table:
         """The tasks of an operation, layer by layer, and told apart by one more field where `by` is given."""
         of_opcode = np.flatnonzero(self.words[:, Field.OPCODE] == opcode)
         layered = Field.LAYER in USED[opcode]
-        keys = self.words[of_opcode][:, [Field.LAYER, by or Field.SPARE]]
+        keys = self.words[of_opcode][:, [Field.LAYER] if by is None else [Field.LAYER, by]]
         for key in np.unique(keys, axis=0):
             chosen = of_opcode[(keys == key).all(axis=1)]
             yield Group(opcode, int(key[0]) if layered else None, self.words[chosen], self.sms[chosen])
