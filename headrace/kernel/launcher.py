@@ -25,6 +25,7 @@ from headrace.model.sampler import NO_TOKEN, Sampled
 from headrace.model.sampling import TokenLogprobs
 from headrace.step.buffers import arena, buffer_specs
 from headrace.step.isa import Buffer
+from headrace.step.machine import PACE_PLACES
 from headrace.step.oracle.rows import LaunchRow
 from headrace.step.pack import PackedWeights
 from headrace.step.plan import Plan
@@ -74,7 +75,7 @@ class Launcher:
         self._specs = buffer_specs(sizes)
         self._offsets, total = arena(self._specs)
         self._buffers = torch.full((total,), 0xFF, dtype=torch.uint8, device=device)
-        self._counters = torch.zeros(len(plan.counters), COUNTER_WORDS, dtype=torch.int32, device=device)
+        self._counters = counters_of(plan, device)
         self._abort = torch.zeros(1, dtype=torch.int32, device=device)
         self._descriptors = torch.from_numpy(plan.descriptors).to(device)
         self._frequencies = frequencies(plan.config, device)
@@ -239,6 +240,11 @@ class Launcher:
         self.buffer(Buffer.HISTOGRAM).zero_()
         torch.cuda.synchronize()
         raise WatchdogError(message)
+
+
+def counters_of(plan: Plan, device: torch.device) -> Tensor:
+    """The plan's counters at 0, and behind them those of the places in pace.h."""
+    return torch.zeros(len(plan.counters) + PACE_PLACES, COUNTER_WORDS, dtype=torch.int32, device=device)
 
 
 def with_logprobs(token: int, record: Any, count: int) -> Sampled:

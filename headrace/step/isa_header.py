@@ -27,7 +27,7 @@ _CONSTANTS = {
     ),
     machine: (
         "SHARED_BYTES", "WARP", "GROUP_THREADS", "CONSUMER_GROUPS", "CONSUMER_REGISTERS", "OTHER_REGISTERS",
-        "WORKING_REGISTERS", "MERGED_TILES", "TASK_SLOTS", "ORDER_PAGES",
+        "WORKING_REGISTERS", "MERGED_TILES", "TASK_SLOTS", "ORDER_PAGES", "PACE_PLACES",
     ),
 }  # fmt: skip
 _TYPES = {"f4": "float", "f8": "double", "i4": "int32_t"}
@@ -71,7 +71,6 @@ def sizes_header(plan: Plan) -> str:
         "COUNTERS": len(plan.counters),
         "TASKS": plan.descriptors.shape[1],
         "RING_PAGES": plan.machine.ring_pages,
-        "IN_FLIGHT": int(plan.descriptors[..., isa.Field.IN_FLIGHT].max()),
         **{f"{buffer.name}_OFFSET": offset for buffer, offset in offsets.items()},
         "BUFFER_BYTES": total,
     }

@@ -16,6 +16,7 @@ OTHER_REGISTERS = 56  # a thread of the third group: loader, copier, publisher, 
 WORKING_REGISTERS = 88  # of CONSUMER_REGISTERS: accumulators, a page's fragments, addresses
 MERGED_TILES = 4  # of one head, that ATTENTION_MERGE has at a time
 TASK_SLOTS = 16  # descriptors that the loader may be ahead of the consumers
+PACE_PLACES = 2  # of EXPERT_DOWN, where an SM learns how many are ahead of it (pace.h)
 ORDER_PAGES = 2**16 - 1  # that one order of the loader names at most: two bytes (state.h)
 
 # Pages under way of what is fetched ahead of need and yields: to 8 rows, and from there on.

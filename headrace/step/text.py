@@ -36,7 +36,7 @@ def _plain(value: dict[Field, int]) -> Iterator[str]:
         yield f"@{value[Field.WEIGHTS]}"
     elif Field.PAGE_BYTES in value:
         yield f"pages=x{value[Field.PAGE_BYTES]}"
-    for field in (Field.EXPERTS, Field.TOP_K, Field.NORM, Field.WINDOW):
+    for field in (Field.IN_FLIGHT, Field.EXPERTS, Field.TOP_K, Field.NORM, Field.WINDOW):
         if field in value:
             yield f"{field.name.lower()}={value[field]}"
     if Field.EXPERT_STRIDE in value:

@@ -31,8 +31,9 @@ from headrace.kernel.check.stress import changed_under_stress, hops, outcome
 from headrace.model.sampling import SamplingParams
 from headrace.step import division
 from headrace.step.isa import Buffer, Field, Opcode
+from headrace.step.machine import PACE_PLACES
 from tests.kernel.emulated import COMPILER, EmulationError, Spoilt
-from tests.kernel.emulated.libraries import Libraries
+from tests.kernel.emulated.libraries import SMS, Libraries
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler")
 SEEDS = (0, 1, 6)  # each another order of threads and copies: see scheduler.h
@@ -52,8 +53,8 @@ BREAKS: dict[str, Spoilt] = {
     "a signal goes out before its data": ("publish.h", "      ptx::bulk_stores_done();\n", ""),
     "more pages under way than the ring has": (
         "ring.h",
-        "most = RING - 1 - SKIPPED",
-        "most = 2 * RING",
+        "MOST_IN_FLIGHT = RING - 1 - SKIPPED",
+        "MOST_IN_FLIGHT = 2 * RING",
     ),
     "a task is handed over before its slot is filled": (
         "copier.h",
@@ -157,6 +158,23 @@ def test_rows_of_one_sequence_see_one_another(libraries: Libraries) -> None:
     list(oracle.launch(bench.rows, 1))
     list(kernel.launch(bench.rows, 1))
     assert worst(buffer_errors(bench, kernel, oracle)) <= BOUND
+
+
+NOT_ALL_COUNT: Spoilt = ("pace.h", "if (lane == 0) ahead", "if (lane == 0 && blockIdx.x != 0) ahead")
+
+
+@pytest.mark.parametrize(
+    ("rows", "spoilt", "left"), [(4, None, 77), (16, None, SMS - 1), (16, NOT_ALL_COUNT, 0)]
+)
+def test_all_sms_count_at_every_place(
+    libraries: Libraries, rows: int, spoilt: Spoilt | None, left: int
+) -> None:
+    """From a number that no place comes to, at the first count, to 0; then round and round."""
+    kernel = libraries.bench([130, 5], rows, spoilt=spoilt).kernel()
+    places = kernel.counters[len(kernel.plan.counters) :, 0]
+    places.fill_(77)
+    list(kernel.launch(libraries.bench([130, 5], rows, spoilt=spoilt).rows, 1))
+    assert places.tolist() == [left] * PACE_PLACES
 
 
 def test_a_broken_counter_ends_in_a_named_error(libraries: Libraries) -> None:

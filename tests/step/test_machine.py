@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
 from headrace.model.presets import NORTH_MINI_CODE
 from headrace.step.isa import ROW_CAPACITIES, USED, Field, Opcode
-from headrace.step.isa_header import sizes_header
 from headrace.step.machine import Machine
 from headrace.step.planner import build_plan
 
@@ -34,11 +32,10 @@ def test_none_has_more_than_the_machine_but_experts_of_a_few_rows() -> None:
 
 
 @pytest.mark.parametrize("rows", [1, 8])
-def test_descriptors_say_it_and_the_header_has_the_most(rows: int) -> None:
+def test_descriptors_say_it(rows: int) -> None:
     plan = build_plan(NORTH_MINI_CODE, rows=rows, sms=132)
     words = plan.descriptors
     for opcode in Opcode:
         own = words[words[..., Field.OPCODE] == opcode]
         fetches = Field.IN_FLIGHT in USED[opcode]
         assert (own[:, Field.IN_FLIGHT] > 0).all() == fetches or not len(own), opcode
-    assert f"IN_FLIGHT = {np.max(words[..., Field.IN_FLIGHT])};" in sizes_header(plan)

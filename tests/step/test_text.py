@@ -23,12 +23,12 @@ def words(**values: int) -> Words:
 def test_a_projection() -> None:
     task = words(
         opcode=Opcode.QKV_PROJ, layer=3, first_tile=200, tile_count=5, k=2048, pages_per_tile=2,
-        page_bytes=16384, weights=81920, norm=3, input=Buffer.X, output=Buffer.QKV, wait_counter=1,
+        page_bytes=16384, in_flight=1, weights=81920, norm=3, input=Buffer.X, output=Buffer.QKV, wait_counter=1,
         wait_arrivals=256, signal_counter=2, signal_amount=5, kv_head=1, rope=1, window=4096,
     )  # fmt: skip
     assert describe(task, COUNTERS) == (
-        "QKV_PROJ layer=3 tiles=200..204 head=1 k=2048 pages=2x16384 @81920 norm=3 window=4096 "
-        "rope=INTERLEAVED X -> QKV wait down[2]=256 signal qkv[3][1]+5"
+        "QKV_PROJ layer=3 tiles=200..204 head=1 k=2048 pages=2x16384 @81920 in_flight=1 norm=3 "
+        "window=4096 rope=INTERLEAVED X -> QKV wait down[2]=256 signal qkv[3][1]+5"
     )
 
 
@@ -36,11 +36,11 @@ def test_shares_spans_and_the_step_before() -> None:
     task = words(
         opcode=Opcode.ATTENTION, layer=3, share=7, shares=132, input=Buffer.QKV, output=Buffer.PARTIALS,
         wait_counter=2, wait_arrivals=160, wait_span=4, loader_counter=3, loader_arrivals=132, loader_lag=1,
-        signal_counter=4, signal_amount=1, page_bytes=16384, window=0,
+        signal_counter=4, signal_amount=1, page_bytes=16384, in_flight=3, window=0,
     )  # fmt: skip
     assert describe(task, COUNTERS) == (
-        "ATTENTION layer=3 share=7/132 pages=x16384 window=0 QKV -> PARTIALS wait qkv[3][1]=160 (x4) "
-        "loader commit=132 of the step before signal router[3]+1"
+        "ATTENTION layer=3 share=7/132 pages=x16384 in_flight=3 window=0 QKV -> PARTIALS "
+        "wait qkv[3][1]=160 (x4) loader commit=132 of the step before signal router[3]+1"
     )
 
 

@@ -300,7 +300,7 @@ __device__ __forceinline__ void each_tile(Consumer& c, int tiles, int halves, co
   for (int index = 0; index < tiles; index++) {
     if (c.owns_tile(index)) {
       RingPlace ring = c.ring;
-      if (TILE_GROUPS > 1) let_copier_come(c.s, ring, C::PAGES * MOST_HALVES, C::PER_PAGE * isa::UNIT);
+      if (TILE_GROUPS > 1) let_copier_come(c.s, ring, C::PAGES * MOST_HALVES);
       const Turn turn = begin_turn(c);
 #pragma unroll 1
       for (int half = 0; half < halves; half++) leave_part(c, turn, half, Part(multiply<K>(c, ring, a)));

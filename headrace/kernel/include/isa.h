@@ -31,6 +31,7 @@ constexpr int32_t WORKING_REGISTERS = 88;
 constexpr int32_t MERGED_TILES = 4;
 constexpr int32_t TASK_SLOTS = 16;
 constexpr int32_t ORDER_PAGES = 65535;
+constexpr int32_t PACE_PLACES = 2;
 
 // Field 0 of a descriptor. END fills up the lists to one length and ends a step.
 enum class Opcode : int32_t {

@@ -7,6 +7,7 @@
 #include "items.h"
 #include "kv.h"
 #include "orders.h"
+#include "pace.h"
 #include "ring.h"
 
 struct Loader {
@@ -18,6 +19,7 @@ struct Loader {
   uint32_t filled = 0;   // task slots
   uint32_t routes = 0;   // choices of experts that it has waited for
   uint32_t committed = 0;  // the step whose rows are known: SAMPLE_COMMIT of the one before has been waited for
+  int32_t more = 0;        // pages that may be under way than the task says: see pace.h
   bool fence = false;      // before the next order: it is for what that step has stored
   OrderBook book{};
 
@@ -26,7 +28,9 @@ struct Loader {
   template <typename PagesOf>
   __device__ __forceinline__ bool order(const isa::Descriptor& task, int count, bool begins, bool ends, PagesOf pages_of) {
     const int32_t bytes = task.page_bytes, task_number = number;
-    const uint8_t most = static_cast<uint8_t>(bytes ? most_in_flight(task.in_flight, bytes) : 1), fenced = fence ? order_flag::FENCE : 0;
+    // As many bytes as IN_FLIGHT whole pages are.
+    const int32_t loads = bytes ? task.in_flight * isa::PAGE_BYTES_MAX / bytes + more : 1;
+    const uint8_t most = static_cast<uint8_t>(max(min(loads, MOST_IN_FLIGHT), 1)), fenced = fence ? order_flag::FENCE : 0;
     fence = false;
     return book.give(s, lane, count, [&](int n) {
       Order order = pages_of(n);
@@ -39,12 +43,28 @@ struct Loader {
   }
 };
 
+// As `order` does, all of a task's orders; those of EXPERT_DOWN from place to place.
+template <typename PagesOf>
+__device__ __forceinline__ bool order_at_pace(Loader& l, const isa::Descriptor& task, int count, PagesOf pages_of) {
+  const int places = task.opcode == static_cast<int32_t>(isa::Opcode::EXPERT_DOWN) ? pace::PLACES : 0;
+  bool going = true;
+  int given = 0;
+#pragma unroll 1
+  for (int place = 0; going && place <= places; place++) {
+    const int until = place < places ? pace::orders_before(place, count) : count;
+    if (until > given) going = l.order(task, until - given, given == 0, until == count, [&](int n) { return pages_of(given + n); });
+    given = until;
+    l.more = place < places ? pace::pages_more(l.p, place, l.lane) : 0;
+  }
+  return going;
+}
+
 // Tiles [first, last) of a matrix, which follow one another, or of those of the active experts, an order for each.
 __device__ __forceinline__ bool load_tiles(Loader& l, const isa::Descriptor& task, int first, int last) {
   const uint8_t* weights = l.p.weights + static_cast<size_t>(task.weights) * isa::UNIT;
   const int pages = task.pages_per_tile, tiles = task.expert_stride ? task.tile_count : last;
   const int from_slot = task.expert_stride ? first / tiles : 0, slots = last > first ? (last - 1) / tiles + 1 - from_slot : 0;
-  return l.order(task, max(slots, 1), true, true, [&](int n) {
+  return order_at_pace(l, task, max(slots, 1), [&](int n) {
     const int slot = from_slot + n, low = max(first, slot * tiles), count = min(last, (slot + 1) * tiles) - low;
     if (count <= 0) return Order{};
     const uint8_t* from = weights;

@@ -157,10 +157,17 @@ __device__ __forceinline__ void add_release(uint32_t* to, uint32_t amount) {
   asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(to), "r"(amount) : "memory");
 }
 
-// The two below give what was there: who has it knows that the change is made.
+// The three below give what was there: who has it knows that the change is made.
 __device__ __forceinline__ uint64_t add_wide(uint64_t* to, uint64_t amount) {
   uint64_t before;
   asm volatile("atom.relaxed.gpu.global.add.u64 %0, [%1], %2;" : "=l"(before) : "l"(to), "l"(amount) : "memory");
+  return before;
+}
+
+// Add 1; what was `most` becomes 0.
+__device__ __forceinline__ uint32_t count_around(uint32_t* to, uint32_t most) {
+  uint32_t before;
+  asm volatile("atom.relaxed.gpu.global.inc.u32 %0, [%1], %2;" : "=r"(before) : "l"(to), "r"(most) : "memory");
   return before;
 }
 

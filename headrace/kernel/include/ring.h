@@ -23,20 +23,16 @@ struct RingPlace {
   }
 };
 
-// Loads of so many bytes that may be under way, where `whole` pages' bytes may. A barrier's parity tells two laps apart, no more: who waits for a page
-// must know that the slot's page before has landed. Of the pages before one that has, all but the last few under way
-// have, too; so with these and the SKIPPED pages of another group of warps, a lap is not full.
-constexpr int SKIPPED = 4;
-__device__ __forceinline__ constexpr int most_in_flight(int whole, int bytes) {
-  const int loads = whole * isa::PAGE_BYTES_MAX / bytes, most = RING - 1 - SKIPPED;
-  return loads < most ? loads : most;
-}
-static_assert(RING > 1 + SKIPPED);
+// A barrier's parity tells two laps apart, no more: who waits for a page must know that the slot's page before has landed.
+// Of the pages before one that has, all but the last few under way have, too; so with these, at most MOST_IN_FLIGHT, and the
+// SKIPPED pages of another group of warps, a lap is not full.
+constexpr int SKIPPED = 4, MOST_IN_FLIGHT = RING - 1 - SKIPPED;
+static_assert(MOST_IN_FLIGHT > 0);
 
-// Before a warp waits for its next page of `bytes`, when `skipped` pages since the last one that it knows to have landed
-// were for others: where a lap may be full, let the copier first come to the page itself.
-__device__ __forceinline__ void let_copier_come(Shared& s, const RingPlace& ring, int skipped, int bytes) {
-  if (skipped + 1 + most_in_flight(sizes::IN_FLIGHT, bytes) <= RING) return;
+// Before a warp waits for its next page, when `skipped` pages since the last one that it knows to have landed were for
+// others: where a lap may be full, let the copier first come to the page itself.
+__device__ __forceinline__ void let_copier_come(Shared& s, const RingPlace& ring, int skipped) {
+  if (skipped <= SKIPPED) return;
   const uint32_t number = ring.number();
   leave_note(s, Waited::PAGE_LANDED, ring.slot, number + 1);
   while (static_cast<int32_t>(*static_cast<volatile uint32_t*>(&s.issued) - number) <= 0 && !is_set(s.aborted)) ptx::pause();

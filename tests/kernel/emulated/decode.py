@@ -12,7 +12,7 @@ from torch import Tensor
 
 from headrace.kernel.check.kernels import Rows, Tokens
 from headrace.kernel.inputs import RowInputs
-from headrace.kernel.launcher import COUNTER_WORDS, GROUPS, MAX_STEPS
+from headrace.kernel.launcher import GROUPS, MAX_STEPS, counters_of
 from headrace.kernel.records import ABSENT, HOST_LINK, LOGPROB_RECORD, PARAMS
 from headrace.kernel.trace import Trace, read_trace, trace_bytes
 from headrace.kernel.watchdog import explain
@@ -74,7 +74,7 @@ class EmulatedKernel:
             "norms": weights.norms,
             "frequencies": frequencies(plan.config, device),
             "buffers": self._buffers,
-            "counters": torch.zeros(len(plan.counters), COUNTER_WORDS, dtype=torch.int32),
+            "counters": counters_of(plan, device),
             "kv_pages": torch.tensor([pages.data_ptr() for pages in cache.pages]),
             "tables": torch.zeros(sizes.rows, len(GROUPS), table_blocks, dtype=torch.int32),
             "abort_flag": torch.zeros(1, dtype=torch.int32),
@@ -92,6 +92,10 @@ class EmulatedKernel:
     def buffer(self, buffer: Buffer) -> Tensor:
         spec, begin = self._specs[buffer], self._offsets[buffer]
         return self._buffers[begin : begin + spec.bytes].view(_TYPES[spec.dtype]).view(spec.shape)
+
+    @property
+    def counters(self) -> Tensor:
+        return self._arrays["counters"]
 
     def traced(self, steps: int) -> Trace:
         """What the last launch recorded, of so many steps."""

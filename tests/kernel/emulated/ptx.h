@@ -77,6 +77,11 @@ inline void add_relaxed(uint32_t* to, uint32_t amount) {
 }
 inline void add_release(uint32_t* to, uint32_t amount) { add_relaxed(to, amount); }
 inline uint64_t add_wide(uint64_t* to, uint64_t amount) { return atomicAdd(to, amount); }
+inline uint32_t count_around(uint32_t* to, uint32_t most) {
+  const uint32_t before = *to;
+  *to = before >= most ? 0 : before + 1;
+  return before;
+}
 inline uint32_t exchange(uint32_t* to, uint32_t value) {
   const uint32_t before = *to;
   *to = value;

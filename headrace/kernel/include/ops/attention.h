@@ -258,7 +258,7 @@ __device__ __forceinline__ void attend_chunk(Consumer& c, const isa::Descriptor&
   RingPlace ring = c.ring, awaited = ring;
   const int before = (place.part >> 1) * min(blocks, 2);  // pages of this item before the first that this warp waits for
   awaited.advance(before);
-  let_copier_come(c.s, awaited, skipped + before, kv::PAGE_BYTES);
+  let_copier_come(c.s, awaited, skipped + before);
 #pragma unroll 1
   for (int block = 0; block < blocks; block += 2, ring.advance(4))
     attend(c, a, place, ring, row, head, first + block, min(blocks - block, 2), task.window);
