@@ -12,7 +12,7 @@ from headrace.step.isa import USED, Field, Opcode
 from tests.step.breaking import PLAN, SMS
 
 # Waits of one task that something else makes sure of already (test_checker.REDUNDANT says what, for all tasks
-# at once; for one task there are more), and the first of no tiles.
+# at once; for one task there are more), the first of no tiles, and how fast pages come.
 HARMLESS = {
     (Opcode.ATTENTION, Field.LOADER_COUNTER),
     (Opcode.ATTENTION, Field.LOADER_LAG),
@@ -30,6 +30,7 @@ HARMLESS = {
     (Opcode.SAMPLE_STATS, Field.FIRST_TILE),
     (Opcode.SAMPLE_SELECT, Field.FIRST_TILE),
     (Opcode.SAMPLE_PICK, Field.FIRST_TILE),
+    *((opcode, Field.IN_FLIGHT) for opcode in Opcode),
 }
 
 
