@@ -19,7 +19,7 @@ struct Loader {
   uint32_t filled = 0;   // task slots
   uint32_t routes = 0;   // choices of experts that it has waited for
   uint32_t committed = 0;  // the step whose rows are known: SAMPLE_COMMIT of the one before has been waited for
-  int32_t more = 0;        // pages that may be under way than the task says: see pace.h
+  int32_t more = 0;        // loads that may be under way beside those of IN_FLIGHT: see pace.h
   bool fence = false;      // before the next order: it is for what that step has stored
   OrderBook book{};
 

@@ -1,7 +1,6 @@
 // How SMs keep pace with each other in EXPERT_DOWN. All read as many pages, but memory serves some sooner, now these and
 // now those, and all wait for the last. So at a few places of its list of experts an SM asks how many have been there
-// before it: those that are behind get more pages under way from there on, and those that are ahead fewer. This changes when
-// pages come, and nothing else.
+// before it, and those that are behind get more pages under way from there on. This changes when pages come, and nothing else.
 #pragma once
 
 #include "orders.h"
