@@ -15,11 +15,12 @@ from headrace.load import SourceError, load, resolve
 
 SOURCES: list[dict[str, Any]] = [
     {"source": "north-micro"},
+    {"source": "smollm2"},
     {"source": None, "synthetic": "north-micro-shape"},
 ]
 
 
-@pytest.mark.parametrize("source", SOURCES, ids=["checkpoint", "synthetic"])
+@pytest.mark.parametrize("source", SOURCES, ids=["checkpoint", "gguf", "synthetic"])
 def test_packed_and_plain_models_agree(
     source: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
