@@ -28,8 +28,8 @@ def choose_decode(
 ) -> str:
     """The backend that `options.decode` means for this model: "kernel", "torch" or "oracle".
 
-    "auto" is the kernel where it can run and is known to, and PyTorch elsewhere. Raises OptionError if the
-    one that is named cannot run.
+    "auto" is the kernel where it can run, and PyTorch elsewhere. Raises OptionError if the one that is named
+    cannot run.
     """
     if options.decode == "torch":
         return "torch"
@@ -47,18 +47,10 @@ def choose_decode(
 def kernel_obstacle(
     options: EngineOptions, config: ModelConfig, *, device: torch.device, dtype: torch.dtype
 ) -> str | None:
-    """Why the kernel cannot decode under these options, or should not unless it is named; None: it can."""
+    """Why the kernel cannot decode under these options, None: it can."""
     if options.max_sequences > MAX_ROWS:
         return f"it decodes at most {MAX_ROWS} sequences at a time: give --max-sequences {MAX_ROWS} or less"
-    reason = obstacle(config, device=device, dtype=dtype)
-    if reason is None and options.decode != "kernel" and not _known_on_gpus(config):
-        return "no GPU has run it with this kind of model yet: --decode kernel tries it"
-    return reason
-
-
-def _known_on_gpus(config: ModelConfig) -> bool:
-    """Llamas have run in the emulation only (tests/kernel/test_llama_on_gpu.py waits for a GPU)."""
-    return config.parallel_block
+    return obstacle(config, device=device, dtype=dtype)
 
 
 def make_backend(

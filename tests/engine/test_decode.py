@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import NoReturn, cast
 
 import pytest
 import torch
 
+from headrace.engine import build
 from headrace.engine.decode import choose_decode, make_backend
 from headrace.engine.kernel_backend import KernelBackend
 from headrace.engine.options import EngineOptions, OptionError
@@ -16,6 +19,8 @@ from headrace.model.config import KVGroup, ModelConfig, Rope
 from headrace.model.kv import KVCache
 from headrace.model.presets import PRESETS
 from headrace.model.synthetic import synthetic_model
+from headrace.model.tokenizer import Tokenizer
+from headrace.model.transformer import Model
 from headrace.step.pack import pack_model
 from tests.kernel.llamas import LLAMA_3B, LLAMA_8B
 
@@ -51,12 +56,8 @@ def test_the_kernel_is_taken_where_it_can_run(hopper: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.parametrize("config", [PRESETS["smollm2-135m"], LLAMA, LLAMA_3B, LLAMA_8B])
-def test_llamas_are_decoded_by_the_kernel_where_somebody_says_so(
-    hopper: pytest.MonkeyPatch, config: ModelConfig
-) -> None:
-    """Until a GPU has run it with one."""
-    assert chosen("kernel", config) == "kernel"
-    assert chosen("auto", config) == "torch"
+def test_llamas_are_decoded_by_the_kernel(hopper: pytest.MonkeyPatch, config: ModelConfig) -> None:
+    assert chosen("auto", config) == chosen("kernel", config) == "kernel"
 
 
 @pytest.mark.parametrize(
@@ -82,6 +83,34 @@ def test_elsewhere_auto_is_torch_and_the_kernel_is_refused(
     assert chosen("auto", config, device=device, dtype=dtype, rows=rows) == "torch"
     with pytest.raises(OptionError, match=words):
         chosen("kernel", config, device=device, dtype=dtype, rows=rows)
+
+
+@pytest.mark.parametrize(
+    ("decode", "heads", "told"),
+    [
+        ("auto", 16, ["Decoding with PyTorch and not the kernel: the kernel takes up to 8 KV heads, not 16"]),
+        ("torch", 16, []),
+        ("auto", 8, []),
+    ],
+)
+def test_a_start_says_why_it_is_torch_unless_that_was_asked_for(
+    decode: str, heads: int, told: list[str], hopper: pytest.MonkeyPatch
+) -> None:
+    class StopError(Exception):
+        """Raised where the pool is sized: no GPU is needed until then."""
+
+    def size_pool(*_: object, **__: object) -> NoReturn:
+        raise StopError
+
+    hopper.setattr(torch.cuda, "mem_get_info", lambda device: (100 * 2**30, 144 * 2**30))
+    hopper.setattr(build, "size_pool", size_pool)
+    hopper.setattr(build, "pack_model", lambda *_, **__: None)
+    config = replace(LLAMA, num_kv_heads=heads)
+    model = cast(Model, SimpleNamespace(config=config, device=GPU, dtype=torch.bfloat16))
+    lines: list[str] = []
+    with pytest.raises(StopError):
+        build.build_engine(model, cast(Tokenizer, None), EngineOptions(decode=decode), say=lines.append)
+    assert [line.partition(": decode with")[0] for line in lines] == told
 
 
 def test_another_gpu_and_a_missing_package_are_named(hopper: pytest.MonkeyPatch) -> None:
