@@ -33,6 +33,7 @@ from headrace.step import division
 from headrace.step.isa import Buffer, Field, Opcode
 from headrace.step.machine import PACE_PLACES
 from tests.kernel.emulated import COMPILER, EmulationError, Spoilt
+from tests.kernel.emulated.decode import EmulatedKernel
 from tests.kernel.emulated.libraries import SMS, Libraries
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler")
@@ -170,10 +171,12 @@ def test_all_sms_count_at_every_place(
     libraries: Libraries, rows: int, spoilt: Spoilt | None, left: int
 ) -> None:
     """From a number that no place comes to, at the first count, to 0; then round and round."""
-    kernel = libraries.bench([130, 5], rows, spoilt=spoilt).kernel()
+    bench = libraries.bench([130, 5], rows, spoilt=spoilt)
+    kernel = bench.kernel()
+    assert isinstance(kernel, EmulatedKernel)
     places = kernel.counters[len(kernel.plan.counters) :, 0]
     places.fill_(77)
-    list(kernel.launch(libraries.bench([130, 5], rows, spoilt=spoilt).rows, 1))
+    list(kernel.launch(bench.rows, 1))
     assert places.tolist() == [left] * PACE_PLACES
 
 

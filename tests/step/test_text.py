@@ -23,8 +23,8 @@ def words(**values: int) -> Words:
 def test_a_projection() -> None:
     task = words(
         opcode=Opcode.QKV_PROJ, layer=3, first_tile=200, tile_count=5, k=2048, pages_per_tile=2,
-        page_bytes=16384, in_flight=1, weights=81920, norm=3, input=Buffer.X, output=Buffer.QKV, wait_counter=1,
-        wait_arrivals=256, signal_counter=2, signal_amount=5, kv_head=1, rope=1, window=4096,
+        page_bytes=16384, in_flight=1, weights=81920, norm=3, input=Buffer.X, output=Buffer.QKV,
+        wait_counter=1, wait_arrivals=256, signal_counter=2, signal_amount=5, kv_head=1, rope=1, window=4096,
     )  # fmt: skip
     assert describe(task, COUNTERS) == (
         "QKV_PROJ layer=3 tiles=200..204 head=1 k=2048 pages=2x16384 @81920 in_flight=1 norm=3 "
