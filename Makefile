@@ -13,7 +13,7 @@ CHECKS ?= benchmarks/results/check-h200.json
 .PHONY: help install demo test test-gpu test-clients test-evals lint format bench coverage clean
 
 help:           ## list the targets
-	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
+	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
 
 install: $(VENV)/.installed ## make .venv with everything that the other targets need
 

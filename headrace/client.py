@@ -117,7 +117,9 @@ class Client:
             if response.status != 200:
                 raise ServerError(_message(response.read()) or f"{self.url} answered {response.status}")
         except (OSError, http.client.HTTPException) as error:
-            raise ServerError(f"cannot reach a server at {self.url}: {error}") from error
+            raise ServerError(
+                f"cannot reach a server at {self.url}: {error}. Does headrace serve run there?"
+            ) from error
         return response
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +28,7 @@ from headrace.step.packed_model import packed_model
 
 BUILT_IN = ("smollm2", "north-micro")
 GENERATION_CONFIGS = ("model", "none")
+_REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
 class SourceError(ValueError):
@@ -62,6 +64,12 @@ def resolve(source: str) -> Path:
         return _smollm2()
     if source == "north-micro":
         return _north_micro()
+    if _REPOSITORY.fullmatch(source):
+        folder = source.rpartition("/")[2]
+        raise SourceError(
+            f"there is no file or folder {source!r}. If that is a repository on Hugging Face, fetch it first "
+            f"by `hf download {source} --local-dir {folder}`, and give the folder {folder}"
+        )
     known = ", ".join(BUILT_IN)
     raise SourceError(
         f"there is no model at {source!r}: give a Hugging Face folder, a .gguf file, or one of: {known}"
@@ -94,7 +102,7 @@ def load(
     for a checkpoint that cannot be used, or OptionError.
     """
     if (source is None) == (synthetic is None):
-        raise SourceError("give either a model or --synthetic NAME, not both and not neither")
+        raise SourceError("give one model: either a MODEL or --synthetic NAME")
     if generation_config not in GENERATION_CONFIGS:
         known = " or ".join(GENERATION_CONFIGS)
         raise SourceError(f"generation_config {generation_config!r} is unknown: choose {known}")

@@ -61,9 +61,13 @@ def test_unpacked_layers_are_a_number_or_chosen() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["serve"], "give either a model or --synthetic NAME"),
+        (["serve"], "give one model: either a MODEL or --synthetic NAME"),
         (["generate", *SYNTHETIC, "\udcff"], "the text is not valid Unicode"),  # a byte that is not UTF-8
         (["serve", "nowhere"], "there is no model at 'nowhere': give a Hugging Face folder"),
+        (
+            ["serve", "CohereLabs/North-Mini-Code-1.0"],
+            "`hf download CohereLabs/North-Mini-Code-1.0 --local-dir North-Mini-Code-1.0`",
+        ),
         (["serve", "smollm2", "--max-sequences", "0"], "--max-sequences is 0; give a whole number from 1 up"),
         (["serve", "smollm2", "--keep-alive", "-1"], "--keep-alive is -1.0; give seconds, or 0 for never"),
         (["serve", "smollm2", "--api-key", ""], "--api-key is empty; give a key"),
@@ -111,6 +115,7 @@ def test_refusals_are_one_sentence_and_exit_code_2(arguments: list[str], message
     assert result.exit_code == 2
     assert message in result.stderr.replace("\n", " ")
     assert "Traceback" not in result.stderr
+    assert result.stderr.startswith("headrace: ")  # no empty line of progress bars
     assert result.stdout == ""
 
 
@@ -201,8 +206,11 @@ SMOLLM2 = {
 
 
 def test_info_of_a_checkpoint(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(SMOLLM2))
-    result = headrace("info", str(tmp_path), "--device", "cpu")
+    folder = tmp_path / ("long-name-" * 12)
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(SMOLLM2))
+    result = headrace("info", str(folder), "--device", "cpu")
+    assert str(folder) in "".join(result.stdout.split()), "a path that is cut off is of no use"
     text = " ".join(result.stdout.split())
     assert "llama" in text
     assert "134.5 M" in text

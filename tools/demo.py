@@ -108,7 +108,8 @@ def stop(server: subprocess.Popen[bytes]) -> bool:
 
 
 def say(text: str) -> None:
-    print(text, flush=True)
+    """Print a line. It goes out whole: the server writes to the same terminal."""
+    print(f"{text}\n", end="", flush=True)
 
 
 if __name__ == "__main__":

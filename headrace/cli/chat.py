@@ -8,6 +8,7 @@ from collections.abc import Callable, Generator, Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.markup import escape
 
 from headrace.cli import console
 from headrace.cli.options import EngineFlags, ModelFlags, SamplingFlags
@@ -60,7 +61,7 @@ def _remote(url: str, sampling: SamplingFlags) -> Iterator[Answer]:
     except ValueError as error:
         raise console.RefusedError(str(error)) from error
     name = client.model()
-    console.err.print(f"[dim]{name} at {url}. {_HELP}.[/]")
+    console.err.print(f"[dim]{escape(name)} at {escape(url)}. {_HELP}.[/]", soft_wrap=True)
     fields = sampling.over(client.default_sampling())
     yield lambda messages: client.chat(messages, model=name, **fields)
 
@@ -74,7 +75,7 @@ def _local(model: ModelFlags, engine: EngineFlags, sampling: SamplingFlags) -> I
     loaded = model.load(options)
     with LLM.over(loaded, engine.build(loaded, options)) as llm:
         params = sampling.params(loaded.sampling)
-        console.err.print(f"[dim]{loaded.name}. {_HELP}.[/]")
+        console.err.print(f"[dim]{escape(loaded.name)}. {_HELP}.[/]", soft_wrap=True)
         yield lambda messages: _pieces(llm, messages, params)
 
 

@@ -72,9 +72,10 @@ class Bars:
 
 @contextlib.contextmanager
 def progress_bars() -> Iterator[Bars]:
-    """Bars that count bytes, on stderr, gone when the work is done."""
+    """Bars that count bytes, on stderr, gone when the work is done; none where that is no terminal."""
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeElapsedColumn())
-    bars = Progress(*columns, console=err, transient=True)
+    # Where stderr is a file, all that would come of bars is an empty line at their end.
+    bars = Progress(*columns, console=err, transient=True, disable=not err.is_terminal)
     try:
         yield Bars(bars)
     finally:

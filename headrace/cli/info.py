@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.table import Table
+from rich.table import Column, Table
 
 from headrace.cli import console
 from headrace.cli.options import ModelFlags, config_of
@@ -156,7 +156,10 @@ def _verdict(machine: Machine, needed: int, weights: int) -> str:
 
 
 def _table(title: str) -> Table:
-    return Table("", "", title=title, title_justify="left", title_style="bold", show_header=False, box=None)
+    value = Column(overflow="fold")  # a long path is of use only as a whole
+    return Table(
+        "", value, title=title, title_justify="left", title_style="bold", show_header=False, box=None
+    )
 
 
 def _layers(config: ModelConfig) -> str:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.markup import escape
 
 from headrace.cli import console
 from headrace.cli.options import EngineFlags, ModelFlags
@@ -93,5 +94,6 @@ def serve(model: ModelFlags, engine: EngineFlags, listen: ListenFlags) -> None:
 
 def _announce(name: str, url: str, context: int) -> None:
     console.err.print(
-        f"Serving [bold]{name}[/] at [bold]{url}/v1[/], context {context} tokens. Ctrl-C stops it."
+        f"Serving [bold]{escape(name)}[/] at [bold]{url}/v1[/], context {context:,} tokens. Ctrl-C stops it.",
+        soft_wrap=True,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 import socket
 import subprocess
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from headrace.server.app import ServerOptions, bind
-from tools.demo import free_port
+from tools.demo import free_port, say
 
 DEMO = Path(__file__).parent.parent.parent / "tools" / "demo.py"
 
@@ -32,6 +33,20 @@ def test_failure_is_an_exit_code() -> None:
     assert result.returncode == 1
     assert "the server ended with exit code 2" in result.stdout
     assert "there is no model at 'nowhere'" in " ".join(result.stderr.split())
+
+
+def test_a_line_goes_out_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server writes to the same terminal, and its lines must not begin in the middle of ours."""
+    writes: list[str] = []
+
+    class Terminal(io.StringIO):
+        def write(self, text: str) -> int:
+            writes.append(text)
+            return len(text)
+
+    monkeypatch.setattr(sys, "stdout", Terminal())
+    say("91 tokens")
+    assert [text for text in writes if text] == ["91 tokens\n"]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a port that is kept is kept from all")
