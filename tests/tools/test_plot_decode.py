@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -138,10 +138,20 @@ def test_the_command_writes_the_picture_and_prints_the_table(
     assert capsys.readouterr().out == table(SOME)
 
 
+def headlines(results: Mapping[str, Any]) -> Iterator[str]:
+    """What the README's first lines say of 1 and of 16 rows at 8K."""
+    for point in results["points"]:
+        if point["context"] == 8192 and point["rows"] in (1, 16):
+            yield f" {int(point['tokens_per_s']):,}"
+            yield f" {point['tokens_per_s'] / point['vllm_tokens_per_s']:.2f} times"
+
+
 def out_of_date(results: Mapping[str, Any], readme: str, image: str) -> list[str]:
     """What of the README's speed is not what the results say."""
     held = {"the table": table(results) in readme, "the picture": picture(results) == image}
     held["the commit"] = f"commit {results['commit'][:7]}" in readme
+    first = " ".join(readme.split("\n## ")[0].split())
+    held["the first lines"] = all(figure in first for figure in headlines(results))
     return [what for what, holds in held.items() if not holds]
 
 
@@ -151,8 +161,14 @@ def test_the_readme_shows_the_results_that_are_kept() -> None:
 
 
 def test_other_figures_than_those_kept_are_seen() -> None:
-    readme, image = table(SOME) + "commit 0123456", picture(SOME)
+    readme = f"One row gets 500 tokens/s,\n4.00 times theirs.\n## Speed\n{table(SOME)}commit 0123456"
+    image = picture(SOME)
     assert not out_of_date(SOME, readme, image)
-    [first, *rest] = SOME["points"]
-    changed = SOME | {"commit": "abcdef0", "points": [first | {"tokens_per_s": 3000.1}, *rest]}
-    assert out_of_date(changed, readme, image) == ["the table", "the picture", "the commit"]
+    [first, one, *rest] = SOME["points"]
+    changed = SOME | {"commit": "abcdef0", "points": [first, one | {"tokens_per_s": 600.1}, *rest]}
+    assert out_of_date(changed, readme, image) == [
+        "the table",
+        "the picture",
+        "the commit",
+        "the first lines",
+    ]
