@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 
+import numpy as np
 import pytest
 
-from headrace.step.checker import Check
+from headrace.model.config import MoEMLP
+from headrace.step.checker import Check, check
 from headrace.step.isa import SAMPLING, Buffer, Field, Flag, Opcode
 from headrace.step.plan import Words
+from headrace.step.planner import build_plan
 from tests.step.breaking import (
     LLAMA,
+    PLAN,
+    SMS,
     assign,
     broken,
     counter,
@@ -22,6 +28,38 @@ from tests.step.breaking import (
     unwaited,
     where,
 )
+from tests.step.configs import TINY
+
+
+def endless(words: Words) -> None:
+    """The last task of a longest list in the place of its END."""
+    sm = int(np.argmax((words[:, :, Field.OPCODE] != Opcode.END).sum(axis=1)))
+    words[sm, -1] = words[sm, -2]
+
+
+def twice_on_one_sm(words: Words) -> None:
+    """The first SM has the second one's share of attention besides its own, in the place of its experts."""
+    sms, attentions = where(words, Opcode.ATTENTION, 2)
+    _, ups = where(words, Opcode.EXPERT_UP, 2)
+    words[sms[0], ups[0]] = words[sms[1], attentions[1]]
+
+
+def one_tile_on(words: Words) -> None:
+    """All SMs sample from tiles that begin one later than their own."""
+    words[(*where(words, Opcode.SAMPLE_PICK), Field.FIRST_TILE)] += 1
+
+
+def shares_exchanged(words: Words) -> None:
+    """The last two SMs have each other's share of SAMPLE_STATS."""
+    sms, tasks = where(words, Opcode.SAMPLE_STATS)
+    words[sms[-2:], tasks[-2:], Field.SHARE] = words[sms[:-3:-1], tasks[:-3:-1], Field.SHARE]
+
+
+def another_writer(words: Words) -> None:
+    """SM 1 speaks for the step in SAMPLE_COMMIT, and SM 0 in SAMPLE_PICK."""
+    sms, tasks = where(words, Opcode.SAMPLE_COMMIT)
+    words[sms, tasks, Field.FLAGS] = np.where(sms == 1, int(Flag.WRITER), 0)
+
 
 ONE_FAULT = {
     # fields
@@ -60,6 +98,12 @@ ONE_FAULT = {
         Check.FIELDS,
         None,
         "the list goes on after END",
+    ),
+    "a list without an end": (
+        endless,
+        Check.FIELDS,
+        None,
+        "the list does not end in END",
     ),
     "a layer that does not exist": (
         assign(Opcode.O_PROJ, 2, layer=5),
@@ -116,6 +160,12 @@ ONE_FAULT = {
         Opcode.EXPERT_UP,
         r"counter up\[2\] is signalled for more than one output",
     ),
+    "heads' counters that there are not": (
+        assign(Opcode.ATTENTION, 2, wait_counter=len(PLAN.counters) - 1),
+        Check.TARGETS,
+        Opcode.ATTENTION,
+        f"at counter number {len(PLAN.counters)}, to which a step adds 0",
+    ),
     "arrivals at no counter": (
         assign(Opcode.SAMPLE_STATS, None, wait_arrivals=3),
         Check.TARGETS,
@@ -135,6 +185,48 @@ ONE_FAULT = {
         Opcode.ATTENTION_MERGE,
         "nobody makes tile 3 of 16",
     ),
+    "a task of nothing": (
+        shift(Opcode.EMBED, None, Field.TILE_COUNT, -1),
+        Check.COVERAGE,
+        Opcode.EMBED,
+        "a task without tiles",
+    ),
+    "an embedding that two put out": (
+        shift(Opcode.EMBED, None, Field.TILE_COUNT, 1),
+        Check.COVERAGE,
+        Opcode.EMBED,
+        "tile 1 is made 2 times",
+    ),
+    "queries that are made twice": (
+        shift(Opcode.QKV_PROJ, 2, Field.TILE_COUNT, 1),
+        Check.COVERAGE,
+        Opcode.QKV_PROJ,
+        "is made 2 times",
+    ),
+    "logits of more experts than there are": (
+        shift(Opcode.ROUTER, 2, Field.TILE_COUNT, 1),
+        Check.COVERAGE,
+        Opcode.ROUTER,
+        "tile 1 does not exist: there are 1",
+    ),
+    "experts whose results two add": (
+        shift(Opcode.EXPERT_DOWN, 2, Field.TILE_COUNT, 1),
+        Check.COVERAGE,
+        Opcode.EXPERT_DOWN,
+        "tile 1 is made 2 times",
+    ),
+    "a gate that nobody makes": (
+        shift(Opcode.FFN_UP, 0, Field.TILE_COUNT, -1),
+        Check.COVERAGE,
+        Opcode.FFN_UP,
+        "nobody makes tile .* of 12",
+    ),
+    "a down projection that nobody makes": (
+        shift(Opcode.FFN_DOWN, 0, Field.TILE_COUNT, 1),
+        Check.COVERAGE,
+        Opcode.FFN_DOWN,
+        "tile 1 is made 2 times",
+    ),
     "a tile that is made twice": (
         shift(Opcode.O_PROJ, 2, Field.TILE_COUNT, 1),
         Check.COVERAGE,
@@ -152,6 +244,12 @@ ONE_FAULT = {
         Check.COVERAGE,
         Opcode.ATTENTION,
         "nobody does it in layer 2",
+    ),
+    "a part of sampling that is missing": (
+        drop(Opcode.SAMPLE_STATS),
+        Check.COVERAGE,
+        Opcode.SAMPLE_STATS,
+        "nobody does it$",
     ),
     "a sampling round that is missing": (
         drop(Opcode.SAMPLE_SELECT),
@@ -171,6 +269,18 @@ ONE_FAULT = {
         Opcode.EXPERT_UP,
         "share 5 of 5 does not exist",
     ),
+    "a share that nobody does": (
+        assign(Opcode.EXPERT_UP, 2, one=False, share=3),
+        Check.COVERAGE,
+        Opcode.EXPERT_UP,
+        "nobody has share 0 of 5",
+    ),
+    "two shares for one SM": (
+        twice_on_one_sm,
+        Check.COVERAGE,
+        Opcode.ATTENTION,
+        "an SM has more than one share",
+    ),
     "shares that are not as many as there are": (
         assign(Opcode.ATTENTION, 2, shares=4),
         Check.COVERAGE,
@@ -181,7 +291,13 @@ ONE_FAULT = {
         exchange(Opcode.O_PROJ, 2),
         Check.COVERAGE,
         Opcode.O_PROJ,
-        "the residual tiles that this SM embedded",
+        "FIRST_TILE is 1 and should be 0: the residual tiles that this SM embedded",
+    ),
+    "more residual tiles than their owner has": (
+        shift(Opcode.O_PROJ, 2, Field.TILE_COUNT, 1),
+        Check.COVERAGE,
+        Opcode.O_PROJ,
+        "TILE_COUNT is 2 and should be 1: the residual tiles that this SM embedded",
     ),
     "tiles of another KV head": (
         assign(Opcode.QKV_PROJ, 2, kv_head=1),
@@ -193,7 +309,25 @@ ONE_FAULT = {
         shift(Opcode.SAMPLE_STATS, None, Field.TILE_COUNT, 1),
         Check.COVERAGE,
         Opcode.SAMPLE_STATS,
-        "the tiles whose logits this SM has",
+        "TILE_COUNT is .* the tiles whose logits this SM has",
+    ),
+    "sampling from the next tile's logits": (
+        one_tile_on,
+        Check.COVERAGE,
+        Opcode.SAMPLE_PICK,
+        "FIRST_TILE is .* the tiles whose logits this SM has",
+    ),
+    "shares that go to the lowest ids last": (
+        shares_exchanged,
+        Check.COVERAGE,
+        Opcode.SAMPLE_STATS,
+        "shares do not ascend with their tiles",
+    ),
+    "one SM that writes tokens and another that asks for the end": (
+        another_writer,
+        Check.COVERAGE,
+        Opcode.SAMPLE_COMMIT,
+        "SM 1 is the WRITER here, and SM 0 of SAMPLE_PICK",
     ),
     "two SMs that write the tokens": (
         assign(Opcode.SAMPLE_COMMIT, None, one=False, flags=int(Flag.WRITER)),
@@ -213,6 +347,30 @@ ONE_FAULT = {
         Check.PAGES,
         Opcode.QKV_PROJ,
         "so the qkv weights lie",
+    ),
+    "weights of more columns": (
+        shift(Opcode.QKV_PROJ, 2, Field.K, 32),
+        Check.PAGES,
+        Opcode.QKV_PROJ,
+        "K is 96 and should be 64: so the qkv weights lie",
+    ),
+    "an input of more elements": (
+        shift(Opcode.QKV_PROJ, 2, Field.K, 32),
+        Check.PAGES,
+        Opcode.QKV_PROJ,
+        "K is 96 and should be 64: the input has so many elements a row",
+    ),
+    "weights in more pages": (
+        shift(Opcode.QKV_PROJ, 2, Field.PAGES_PER_TILE, 1),
+        Check.PAGES,
+        Opcode.QKV_PROJ,
+        "PAGES_PER_TILE is 2 and should be 1: so the qkv weights lie",
+    ),
+    "weights in smaller pages": (
+        shift(Opcode.QKV_PROJ, 2, Field.PAGE_BYTES, -512),
+        Check.PAGES,
+        Opcode.QKV_PROJ,
+        "PAGE_BYTES is 512 and should be 1024: so the qkv weights lie",
     ),
     "a loader that brings less than is consumed": (
         shift(Opcode.FFN_DOWN, 0, Field.PAGE_BYTES, -512),
@@ -396,6 +554,12 @@ def test_a_broken_plan_is_called_broken(
     )
 
 
+def test_a_fault_says_what_is_wrong_and_where() -> None:
+    assert [str(fault) for fault in broken(assign(Opcode.QKV_PROJ, 2, rope=3))] == [
+        "fields: QKV_PROJ, layer 2, SM 0: ROPE (a Pairing) is 3, and must be 0 to 2"
+    ]
+
+
 def test_keys_under_the_wrong_counter_are_found() -> None:
     """The heads' counters exchanged: each is reached, with the right arrivals, by the wrong tasks."""
 
@@ -410,14 +574,39 @@ def test_keys_under_the_wrong_counter_are_found() -> None:
     assert any("reads QKV[0]" in fault.message for fault in early)
 
 
-def test_pairs_of_rows_stay_on_one_sm() -> None:
+@pytest.mark.parametrize("ends", [True, False])
+def test_pairs_of_rows_stay_on_one_sm(ends: bool) -> None:
+    """The first SM ends within a pair, or the second begins within one."""
+
     def change(words: Words) -> None:
         sms, tasks = where(words, Opcode.QKV_PROJ, 1)
-        words[sms[0], tasks[0], Field.TILE_COUNT] -= 1
-        words[sms[1], tasks[1], Field.FIRST_TILE] -= 1
+        if not ends:
+            words[sms[1], tasks[1], Field.FIRST_TILE] += 1
+        words[sms[0 if ends else 1], tasks[0 if ends else 1], Field.TILE_COUNT] -= 1
 
-    faults = broken(change, LLAMA)
-    assert any("half-split pairs" in fault.message and fault.layer == 1 for fault in faults)
+    faults = [fault for fault in broken(change, LLAMA) if "half-split pairs" in fault.message]
+    assert [(fault.opcode, fault.layer, fault.sm) for fault in faults] == [
+        (Opcode.QKV_PROJ, 1, 0 if ends else 1)
+    ]
+
+
+def test_of_a_tile_that_is_made_twice_an_sm_is_named_that_makes_it() -> None:
+    def change(words: Words) -> None:
+        sms, tasks = where(words, Opcode.O_PROJ, 2)
+        words[sms[-1], tasks[-1], Field.FIRST_TILE] -= 1
+
+    (fault,) = (fault for fault in broken(change) if "is made 2 times" in fault.message)
+    assert (fault.message, fault.sm) == ("tile 5 is made 2 times", SMS - 2)
+
+
+def test_shared_experts_are_made_as_dense_layers_are() -> None:
+    mlp = MoEMLP(width=32, experts=6, top_k=2, shared_experts=1)
+    plan = build_plan(replace(TINY, layers=(replace(TINY.layers[0], mlp=mlp),)), rows=1, sms=3)
+    assert check(plan) == []
+    for opcode, words in ((Opcode.FFN_UP, "of 4"), (Opcode.FFN_DOWN, "of 8")):
+        faults = broken(drop(opcode), plan)
+        missing = [fault.message for fault in faults if fault.opcode is opcode]
+        assert f"nobody makes tile 0 {words}" in missing
 
 
 def test_a_sequential_block_must_publish_twice() -> None:

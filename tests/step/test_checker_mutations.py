@@ -1,15 +1,16 @@
-"""Fields of single tasks changed at random: the checker sees it, unless the change does no harm."""
+"""Fields of single tasks changed, one by one and at random: the checker sees it, unless it does no harm."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from headrace.step.checker import check
 from headrace.step.isa import USED, Field, Opcode
-from tests.step.breaking import PLAN, SMS
+from tests.step.breaking import PLAN, SMS, where
 
 # Waits of one task that something else makes sure of already (test_checker.REDUNDANT says what, for all tasks
 # at once; for one task there are more), the first of no tiles, and how fast pages come.
@@ -32,6 +33,18 @@ HARMLESS = {
     (Opcode.SAMPLE_PICK, Field.FIRST_TILE),
     *((opcode, Field.IN_FLIGHT) for opcode in Opcode),
 }
+
+
+@pytest.mark.parametrize("opcode", [opcode for opcode in Opcode if opcode is not Opcode.END])
+def test_every_field_is_looked_at(opcode: Opcode) -> None:
+    sms, tasks = where(PLAN.descriptors, opcode)
+    unnoticed = set()
+    for field in USED[opcode]:
+        words = PLAN.descriptors.copy()
+        words[sms[-1], tasks[-1], field] += 1
+        if not check(replace(PLAN, descriptors=words)):
+            unnoticed.add((opcode, field))
+    assert unnoticed <= HARMLESS
 
 
 @settings(max_examples=40, suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow])

@@ -27,7 +27,6 @@ _EXCHANGE = frozenset(
         Buffer.CANDIDATES,
     }
 )
-_READS_ROWS = frozenset({Opcode.EMBED, Opcode.QKV_PROJ, Opcode.ATTENTION_MERGE})
 _LOADER_READS_ROWS = frozenset({Opcode.ATTENTION, Opcode.EXPERT_UP, Opcode.EXPERT_DOWN})
 
 
@@ -36,7 +35,8 @@ class Accesses:
     """What a task touches: read by its loader, read by its consumers, written by its consumers.
 
     `heads` counts KV heads of QKV that are read, each after its own wait. `keys` says whether the loader
-    reads the KV pages of earlier steps, `appends` whether this step's are written.
+    reads the KV pages of earlier steps, `appends` whether this step's are written; `loader_rows` whether the
+    loader reads its SM's copy of ROW_STATE, `commits` whether the consumers change that.
     """
 
     loader: tuple[Region, ...] = ()
@@ -46,7 +46,6 @@ class Accesses:
     keys: bool = False
     appends: bool = False
     loader_rows: bool = False
-    rows: bool = False
     commits: bool = False
 
 
@@ -55,27 +54,25 @@ def accesses(words: Words) -> Accesses:
     opcode = Opcode(words[Field.OPCODE])
     inputs = _plain(words, Field.INPUT)
     outputs = _plain(words, Field.OUTPUT)
-    rows, loader_rows = opcode in _READS_ROWS, opcode in _LOADER_READS_ROWS
+    loader_rows = opcode in _LOADER_READS_ROWS
     if opcode is Opcode.QKV_PROJ:
-        return Accesses(
-            reads=inputs, writes=((Buffer.QKV, int(words[Field.KV_HEAD])),), rows=rows, appends=True
-        )
+        return Accesses(reads=inputs, writes=((Buffer.QKV, int(words[Field.KV_HEAD])),), appends=True)
     if opcode is Opcode.ATTENTION:
         heads = int(words[Field.WAIT_SPAN])
-        return Accesses(writes=outputs, heads=heads, keys=True, rows=True, loader_rows=loader_rows)
+        return Accesses(writes=outputs, heads=heads, keys=True, loader_rows=loader_rows)
     if opcode in (Opcode.EXPERT_UP, Opcode.EXPERT_DOWN):
         logits: tuple[Region, ...] = ((Buffer.ROUTER_LOGITS, 0),)
         reads = inputs + (logits if opcode is Opcode.EXPERT_DOWN else ())
-        return Accesses(loader=logits, reads=reads, writes=outputs, rows=rows, loader_rows=loader_rows)
+        return Accesses(loader=logits, reads=reads, writes=outputs, loader_rows=loader_rows)
     if opcode is Opcode.SAMPLE_SELECT:
         return _select(Round(words[Field.ROUND]))
     if opcode is Opcode.SAMPLE_PICK:
         ties: Region = (Buffer.TIES, 1)
-        return Accesses(reads=((Buffer.STATS, 0), ties), writes=outputs, rows=True)
+        return Accesses(reads=((Buffer.STATS, 0), ties), writes=outputs)
     if opcode is Opcode.SAMPLE_COMMIT:
         cleared = tuple((Buffer.HISTOGRAM, digit) for digit in range(2 * DIGITS))
-        return Accesses(reads=inputs, writes=cleared, rows=True, commits=True)
-    return Accesses(reads=inputs, writes=outputs, rows=rows or opcode is Opcode.SAMPLE_STATS)
+        return Accesses(reads=inputs, writes=cleared, commits=True)
+    return Accesses(reads=inputs, writes=outputs)
 
 
 def _plain(words: Words, field: Field) -> tuple[Region, ...]:
@@ -92,4 +89,4 @@ def _select(number: Round) -> Accesses:
         (Buffer.TIES, 1),
     )
     before = (results[number - 1],) if number else ()
-    return Accesses(reads=((Buffer.STATS, 0), *before), writes=(results[number],), rows=True)
+    return Accesses(reads=((Buffer.STATS, 0), *before), writes=(results[number],))

@@ -9,7 +9,7 @@ import numpy as np
 from headrace.model.config import DenseMLP
 from headrace.step.checker.faults import Check, Fault
 from headrace.step.checker.table import Group, Table
-from headrace.step.isa import SAMPLING, USED, Buffer, Field, Flag, Opcode, Pairing, Round
+from headrace.step.isa import DYNAMIC, SAMPLING, USED, Buffer, Field, Flag, Opcode, Pairing, Round
 from headrace.step.weights import Kind
 
 # Operations on residual tiles: these stay with their owner for the whole step.
@@ -89,7 +89,7 @@ def _shares(table: Table) -> Iterator[Fault]:
         Opcode.ATTENTION: set(range(table.plan.sizes.layers)),
         Opcode.EXPERT_UP: set(routed),
     }
-    for opcode in (Opcode.ATTENTION, Opcode.EXPERT_UP, *sorted(SAMPLING)):
+    for opcode in (*sorted(DYNAMIC), *sorted(SAMPLING)):
         rounds = opcode is Opcode.SAMPLE_SELECT
         found: set[int | None] = set()
         for group in table.groups(opcode, Field.ROUND if rounds else None):
@@ -97,8 +97,8 @@ def _shares(table: Table) -> Iterator[Fault]:
             yield from _all_shares(group, table.plan.sizes.sms)
         expected = set(Round) if rounds else required.get(opcode, {None})
         for absent in sorted(expected - found, key=str):
-            what = "round" if rounds else "layer"
-            yield Fault(Check.COVERAGE, f"nobody does it in {what} {absent}", opcode)
+            where = "" if absent is None else f" in {'round' if rounds else 'layer'} {absent}"
+            yield Fault(Check.COVERAGE, f"nobody does it{where}", opcode)
 
 
 def _all_shares(group: Group, sms: int) -> Iterator[Fault]:
@@ -113,8 +113,8 @@ def _all_shares(group: Group, sms: int) -> Iterator[Fault]:
         yield group.fault(
             Check.COVERAGE, f"share {twice[0]} is done {times[twice[0]]} times", share == twice[0]
         )
-    if len(np.unique(group.sms)) < len(group.sms):
-        yield group.fault(Check.COVERAGE, "an SM has more than one share")
+    if (several := np.bincount(group.sms, minlength=sms)[group.sms] > 1).any():
+        yield group.fault(Check.COVERAGE, "an SM has more than one share", several)
 
 
 def _owners(table: Table) -> Iterator[Fault]:
@@ -160,10 +160,12 @@ def _vocabulary(table: Table) -> Iterator[Fault]:
             yield from group.unequal(Check.COVERAGE, Field.TILE_COUNT, expected[:, 1], why)
             first = np.where(some, expected[:, 0], group[Field.FIRST_TILE])
             yield from group.unequal(Check.COVERAGE, Field.FIRST_TILE, first, why)
-            order = np.argsort(group[Field.SHARE], kind="stable")
-            falls = np.diff(group[Field.FIRST_TILE][order][some[order]]) < 0
+            ordered = np.argsort(group[Field.SHARE], kind="stable")
+            ordered = ordered[some[ordered]]
+            falls = np.diff(group[Field.FIRST_TILE][ordered]) < 0
             if falls.any():
-                yield group.fault(Check.COVERAGE, "shares do not ascend with their tiles")
+                wrong = np.isin(np.arange(len(some)), ordered[1:][falls])
+                yield group.fault(Check.COVERAGE, "shares do not ascend with their tiles", wrong)
 
 
 def _writer(table: Table) -> Iterator[Fault]:
@@ -177,5 +179,7 @@ def _writer(table: Table) -> Iterator[Fault]:
             writers.append(group.sms[speaks].tolist())
             if speaks.sum() != 1:
                 yield group.fault(Check.COVERAGE, f"{speaks.sum()} SMs are the WRITER, and one must be")
-    if len(writers) == 2 and writers[0] != writers[1]:
-        yield Fault(Check.COVERAGE, "the WRITER of SAMPLE_PICK and of SAMPLE_COMMIT differ")
+    if [len(each) for each in writers] == [1, 1] and writers[0] != writers[1]:
+        (picks,), (commits,) = writers
+        message = f"SM {commits} is the WRITER here, and SM {picks} of SAMPLE_PICK"
+        yield Fault(Check.COVERAGE, message, Opcode.SAMPLE_COMMIT, sm=commits)

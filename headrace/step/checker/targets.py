@@ -71,14 +71,13 @@ def _spans(table: Table) -> Iterator[Fault]:
 
 
 def _amounts(table: Table) -> Iterator[Fault]:
-    """Tasks of tiles signal tiles, others 1; a task without a counter signals nothing."""
+    """Tasks of tiles signal tiles, those with a share 1; a task without a counter signals nothing."""
     for opcode, used in USED.items():
         if Field.SIGNAL_AMOUNT not in used:
             continue
         for group in table.groups(opcode):
-            each = Field.SHARE in used or Field.TILE_COUNT not in used
-            tiles = np.ones(len(group.sms), dtype=np.int64) if each else group[Field.TILE_COUNT]
-            expected = np.where(group[Field.SIGNAL_COUNTER] > 0, tiles, 0)
+            amount = 1 if Field.SHARE in used else group[Field.TILE_COUNT]
+            expected = np.where(group[Field.SIGNAL_COUNTER] > 0, amount, 0)
             yield from group.unequal(Check.TARGETS, Field.SIGNAL_AMOUNT, expected, "what the task finished")
 
 
