@@ -11,6 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from headrace.cli import app
+from headrace.step.oracle.world import north
 
 runner = CliRunner()
 DOCS = Path(__file__).resolve().parent.parent / "docs"
@@ -38,6 +39,24 @@ def test_the_documentations_picture_is_that_of_the_plan_as_it_is(tmp_path: Path)
     assert found is not None
     said = f"{float(found[1]):.2f} ms or {float(found[2]):.0f} % of the limit"
     assert said in (DOCS / "step.md").read_text()
+
+
+def test_a_model_of_few_layers_has_its_last_one_drawn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headrace.cli.plan.config_of", lambda model, synthetic: north())
+    image = tmp_path / "step.svg"
+    result = runner.invoke(app, ["plan", "draw", *MICRO, "--context", "500", "--image", str(image)])
+    assert result.exit_code == 0, result.output
+    assert "Layer 2 at close range" in "".join(ElementTree.parse(image).getroot().itertext())
+
+
+def test_a_folder_is_no_place_for_a_file(tmp_path: Path) -> None:
+    """Said before anything is predicted."""
+    for option in ("--image", "--trace"):
+        result = runner.invoke(app, ["plan", "draw", *MICRO, option, str(tmp_path)])
+        assert result.exit_code == 2
+        assert result.output.replace("\n", "") == f"headrace: {tmp_path} is a folder: name a file in it"
 
 
 @pytest.mark.parametrize(

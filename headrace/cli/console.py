@@ -21,9 +21,11 @@ class RefusedError(Exception):
 
 
 def check_folders(*files: Path | None) -> None:
-    """Raise RefusedError where a file would lack its folder: asked before work that takes long."""
-    for file in files:
-        if file is not None and not file.absolute().parent.is_dir():
+    """Raise RefusedError where a file would lack its folder, or is one: asked before work that takes long."""
+    for file in filter(None, files):
+        if file.is_dir():
+            raise RefusedError(f"{file} is a folder: name a file in it")
+        if not file.absolute().parent.is_dir():
             raise RefusedError(f"there is no folder {file.absolute().parent} for {file.name}: make it first")
 
 

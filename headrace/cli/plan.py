@@ -44,7 +44,10 @@ def show(
     flags: PlanFlags,
     sm: Annotated[int | None, typer.Option(help="List the tasks of this SM.", show_default=False)] = None,
     layer: Annotated[
-        int | None, typer.Option(help="List tasks of this layer only.", show_default=False)
+        int | None,
+        typer.Option(
+            help="List tasks of this layer only, of SM 0 if --sm says no other.", show_default=False
+        ),
     ] = None,
 ) -> None:
     """Print a plan's figures, or the tasks of one of its SMs.
@@ -100,7 +103,12 @@ def draw(
         Path | None, typer.Option(help="Where the trace goes, for ui.perfetto.dev.", show_default=False)
     ] = None,
     context: Annotated[int, typer.Option(help="Tokens that every row has.")] = 8192,
-    layer: Annotated[int, typer.Option(help="The first of two layers shown at close range.")] = 4,
+    layer: Annotated[
+        int | None,
+        typer.Option(
+            help="The first of two layers shown at close range. Default: 4, or the last.", show_default=False
+        ),
+    ] = None,
 ) -> None:
     """Predict how long a step takes, and draw what every SM does meanwhile.
 
@@ -114,6 +122,7 @@ def draw(
     config = flags.config()
     if not 1 <= context <= config.max_positions:
         raise console.RefusedError(f"--context {context} is not from 1 to {config.max_positions}")
+    layer = min(4, config.num_layers - 1) if layer is None else layer
     if not 0 <= layer < config.num_layers:
         raise console.RefusedError(f"there is no layer {layer}: the model has 0 to {config.num_layers - 1}")
     plan = flags.build()

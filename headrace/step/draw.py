@@ -133,7 +133,8 @@ def write_picture(
     file.writelines(_silhouette(timeline, whole))
     file.write(_marker(whole, close.begin, close.end))
     last = min(layer + 1, max(span.work.layer for span in timeline.spans[0]))
-    file.write(_heading(close, f"Layers {layer} and {last} at close range", lanes))
+    shown = f"Layer {layer}" if layer == last else f"Layers {layer} and {last}"
+    file.write(_heading(close, f"{shown} at close range", lanes))
     file.writelines(_lanes(timeline, close))
     if fills:
         heading = f"Pages in the ring of SM {ring.sms[0]}"

@@ -25,10 +25,17 @@ def summary(plan: Plan) -> dict[str, str]:
         "Counters": f"{len(plan.counters) - 1:,}",
         "Weights": f"{plan.weights.bytes:,} bytes of pages",
         "Activations": f"{activations:,} bytes",
-        "Ring": f"{plan.machine.ring_pages} pages, {plan.machine.in_flight} in flight",
+        "Ring": f"{plan.machine.ring_pages} pages, {_in_flight(plan)} under way",
         "Shared memory": f"{used:,} of {SHARED_BYTES:,} bytes",
         "Static pages": _spread(static_bytes(plan)),
     }
+
+
+def _in_flight(plan: Plan) -> str:
+    """Of the tasks that have pages: the fewest and the most that may be under way, or the number of all."""
+    numbers = plan.descriptors[:, :, Field.IN_FLIGHT]
+    least, most = numbers[numbers > 0].min(), numbers.max()
+    return str(most) if least == most else f"{least} to {most}"
 
 
 def static_bytes(plan: Plan) -> np.ndarray[tuple[int], np.dtype[np.int64]]:

@@ -11,6 +11,7 @@ from headrace.model.config import DenseMLP, ModelConfig, MoEMLP
 from headrace.model.presets import NORTH_MINI_CODE, SMOLLM2_135M
 from headrace.step.errors import PlanError
 from headrace.step.isa import Field, Opcode
+from headrace.step.machine import Machine
 from headrace.step.planner import build_plan
 from headrace.step.report import static_bytes, summary
 from tests.step.configs import TINY
@@ -105,8 +106,18 @@ def test_shares_move_from_sm_to_sm() -> None:
 
 def test_the_summary_names_the_sizes() -> None:
     figures = summary(NORTH)
-    assert figures["Weights"] == "60,968,402,944 bytes of pages"
+    # Numbers of bfloat16 by hand: 32 heads of queries and as many inputs of O, 4 of keys and of values; the
+    # first layer's feed-forward, then 128 rows of a router and 128 experts in each of the others.
+    attention = 2048 * 128 * (32 + 4 + 4 + 32)
+    weights = 262_144 * 2048 + 49 * attention + 3 * 2048 * 3072 + 48 * 128 * (2048 + 3 * 2048 * 768)
+    assert figures["Weights"] == f"{2 * weights:,} bytes of pages"
     assert figures["Tasks"].startswith(f"{NORTH.lengths.sum():,}")
+    assert figures["Ring"] == "12 pages, 1 to 3 under way"
+
+
+def test_the_summary_of_a_machine_that_has_one_page_under_way() -> None:
+    plan = build_plan(TINY, rows=1, sms=3, machine=Machine(ring_pages=11, in_flight=1))
+    assert summary(plan)["Ring"] == "11 pages, 1 under way"
 
 
 @pytest.mark.parametrize(
