@@ -243,7 +243,10 @@ class Launcher:
 
 
 def counters_of(plan: Plan, device: torch.device) -> Tensor:
-    """The plan's counters at 0, and behind them those of the places in pace.h."""
+    """The plan's counters at 0, and behind them those of the places in pace.h.
+
+    int32 [counters + PACE_PLACES, COUNTER_WORDS], of which the first word of each row counts.
+    """
     return torch.zeros(len(plan.counters) + PACE_PLACES, COUNTER_WORDS, dtype=torch.int32, device=device)
 
 

@@ -188,7 +188,9 @@ FIELDS: dict[Field, FieldInfo] = {
     Field.K: FieldInfo("columns of the weights: elements that a dot product sums", K_BLOCK, _BIG),
     Field.PAGES_PER_TILE: FieldInfo("pages of a tile (of one expert)", 1, 65535),
     Field.PAGE_BYTES: FieldInfo("bytes of each page", UNIT, PAGE_BYTES_MAX),
-    Field.WEIGHTS: FieldInfo("where FIRST_TILE begins (of expert 0), in units of UNIT bytes", 0, _BIG),
+    Field.WEIGHTS: FieldInfo(
+        "where FIRST_TILE begins (of expert 0; EMBED: tile 0), in units of UNIT bytes", 0, _BIG
+    ),
     Field.EXPERT_STRIDE: FieldInfo("from one expert's matrix to the next, in units of UNIT bytes", 1, _BIG),
     Field.EXPERTS: FieldInfo("how many experts there are", 1, 65535),
     Field.TOP_K: FieldInfo("how many experts a row is routed to", 1, 65535),

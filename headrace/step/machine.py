@@ -19,7 +19,7 @@ TASK_SLOTS = 16  # descriptors that the loader may be ahead of the consumers
 PACE_PLACES = 2  # of EXPERT_DOWN, where an SM learns how many are ahead of it (pace.h)
 ORDER_PAGES = 2**16 - 1  # that one order of the loader names at most: two bytes (state.h)
 
-# Pages under way of what is fetched ahead of need and yields: to 8 rows, and from there on.
+# Pages under way of what is fetched ahead of need and yields: with up to 8 rows, and with more.
 _YIELDING = {Opcode.ROUTER: (1, 1), Opcode.QKV_PROJ: (1, 1), Opcode.O_PROJ: (2, 1)}
 
 
@@ -28,7 +28,8 @@ class Machine:
     """Constants that measurement chose: docs/performance-log.md has what deeper rings and other caps brought.
 
     `ring_pages` pages of shared memory hold what was fetched ahead; of these `in_flight` may be under way,
-    unless `in_flight_of` an operation says otherwise.
+    unless `in_flight_of` an operation says otherwise. The kernel keeps to less in a small ring, and takes
+    none of fewer than 6 pages: MOST_IN_FLIGHT of ring.h.
     """
 
     ring_pages: int = 11
@@ -39,11 +40,14 @@ class Machine:
         return self.ring_pages * PAGE_BYTES_MAX
 
     def in_flight_of(self, opcode: Opcode, rows: int, pages: int) -> int:
-        """Whole pages under way while an operation on matrices has its own fetched: no SM more than `pages`.
+        """IN_FLIGHT of an operation's tasks: whole pages that may be under way while their own are fetched.
+
+        `pages` is how many the fullest SM's task reads of a matrix, or of each expert's; 0 for attention.
 
         What fits a ring is there before it is needed, and takes memory from SMs that are behind: a QKV_PROJ's
         pages while these are still at the layer before, an O_PROJ's while they are at attention. So few of
-        them go at a time. Of what does not fit, most is needed at once.
+        them go at a time. Of what does not fit, most is needed at once. Why EXPERT_UP does better with one
+        more at 4 and 8 rows is not known: docs/performance-log.md has the measurement.
         """
         if pages <= self.ring_pages and opcode in _YIELDING:
             narrow, wide = _YIELDING[opcode]

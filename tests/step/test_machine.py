@@ -39,3 +39,13 @@ def test_descriptors_say_it(rows: int) -> None:
         own = words[words[..., Field.OPCODE] == opcode]
         fetches = Field.IN_FLIGHT in USED[opcode]
         assert (own[:, Field.IN_FLIGHT] > 0).all() == fetches or not len(own), opcode
+
+
+@pytest.mark.parametrize(("sms", "pages", "under_way"), [(132, 10, 1), (100, 14, 3)])
+def test_it_is_all_of_a_tasks_pages_that_have_to_fit_a_ring(sms: int, pages: int, under_way: int) -> None:
+    """656 tiles of two pages of QKV and router: 5 tiles on the fullest of 132 SMs, 7 of 100."""
+    words = build_plan(NORTH_MINI_CODE, rows=1, sms=sms, machine=MACHINE).descriptors
+    own = words[words[..., Field.OPCODE] == Opcode.QKV_PROJ]
+    assert (own[:, Field.TILE_COUNT] * own[:, Field.PAGES_PER_TILE]).max() == pages
+    late = own[own[:, Field.LAYER] > 0]
+    assert set(late[:, Field.IN_FLIGHT].tolist()) == {under_way}

@@ -36,7 +36,7 @@ struct Scorer {
   }
 };
 
-// With the borders of top_k, and of top_p if `both`, where the row has them.
+// With those borders that are asked for, of `top_k` and of `top_p`, where the row has them.
 __device__ __forceinline__ Scorer scorer_of(const Consumer& c, int row, bool top_k, bool top_p) {
   const bool has_k = top_k && c.s.rows.flags[row] & variant::row_flag::TOP_K;
   const bool has_p = top_p && c.s.rows.flags[row] & variant::row_flag::TOP_P;

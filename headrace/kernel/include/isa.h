@@ -147,7 +147,7 @@ struct Descriptor {
   int32_t k;  // columns of the weights: elements that a dot product sums
   int32_t pages_per_tile;  // pages of a tile (of one expert)
   int32_t page_bytes;  // bytes of each page
-  int32_t weights;  // where FIRST_TILE begins (of expert 0), in units of UNIT bytes
+  int32_t weights;  // where FIRST_TILE begins (of expert 0; EMBED: tile 0), in units of UNIT bytes
   int32_t expert_stride;  // from one expert's matrix to the next, in units of UNIT bytes
   int32_t experts;  // how many experts there are
   int32_t top_k;  // how many experts a row is routed to

@@ -127,7 +127,8 @@ __device__ __forceinline__ bool wait_for_pages(Loader& l, const isa::Descriptor&
   return __shfl_sync(~0u, going, 0);
 }
 
-// Wait, fill a slot with the task, have its pages copied: with the first order the copier hands it over. `word` is the lane's word of the descriptor. False if the launch is over.
+// Wait, fill a slot with the task, have its pages copied: with the first order the copier hands it over. `word` is the
+// lane's word of the descriptor. False if the launch is over.
 __device__ __forceinline__ bool load_task(Loader& l, int32_t word) {
   Shared& s = l.s;
   const uint32_t slot = l.filled % isa::TASK_SLOTS, lap = l.filled / isa::TASK_SLOTS;

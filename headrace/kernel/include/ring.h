@@ -1,6 +1,6 @@
 // The ring of pages. The copier fills it in the order of the tasks and runs ahead across tasks, layers and steps. At
-// most the bytes of a task's IN_FLIGHT whole pages are issued and not landed: more would only queue in memory, and every
-// signal behind them; fewer, where pages are short, would leave memory idle.
+// most the bytes of a task's IN_FLIGHT whole pages are issued and not landed (and a page or two more where pace.h says so):
+// more would only queue in memory, and every signal behind them; fewer, where pages are short, would leave memory idle.
 #pragma once
 
 #include "wait.h"
@@ -27,7 +27,7 @@ struct RingPlace {
 // Of the pages before one that has, all but the last few under way have, too; so with these, at most MOST_IN_FLIGHT, and the
 // SKIPPED pages of another group of warps, a lap is not full.
 constexpr int SKIPPED = 4, MOST_IN_FLIGHT = RING - 1 - SKIPPED;
-static_assert(MOST_IN_FLIGHT > 0);
+static_assert(MOST_IN_FLIGHT > 0, "a ring has more pages than are skipped: give Machine more, or take more SMs");
 
 // Before a warp waits for its next page, when `skipped` pages since the last one that it knows to have landed were for
 // others: where a lap may be full, let the copier first come to the page itself.

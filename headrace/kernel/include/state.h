@@ -22,6 +22,7 @@ constexpr int CONSUMERS = CONSUMER_WARPS * isa::WARP;
 constexpr int LOADER_WARP = CONSUMER_WARPS, COPIER_WARP = LOADER_WARP + 1, PUBLISHER_WARP = LOADER_WARP + 2,
               HELPER_WARP = LOADER_WARP + 3;
 constexpr int THREADS = CONSUMERS + isa::GROUP_THREADS;
+static_assert(CONSUMERS == isa::CONSUMER_GROUPS * isa::GROUP_THREADS);
 
 constexpr bool WIDE = ROWS > 8;                // the rows fill the tensor core's sixteen
 constexpr int TILE_WARPS = WIDE ? 8 : 4;       // warps that share a tile, each taking part of K
@@ -215,7 +216,7 @@ struct Params {
   const float* norms;           // [NORMS][HIDDEN]
   const float* frequencies;     // [HEAD_DIM / 2]
   uint8_t* buffers;             // the arena of sizes.h
-  uint32_t* counters;           // [COUNTERS], each in 128 bytes of its own
+  uint32_t* counters;           // [COUNTERS + PACE_PLACES], each in 128 bytes of its own
   const uint64_t* kv_pages;     // [LAYERS] addresses: [blocks][KV_HEADS][2][page]
   const int32_t* tables;        // [ROWS][2][table_blocks]: the full group's blocks, then the sliding group's
   const variant::RowInput* rows;  // [ROWS]

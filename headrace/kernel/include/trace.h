@@ -92,8 +92,9 @@ __device__ __forceinline__ void anchor(const P& p, int which) {
   }
 }
 
-// A consumers' wait for a counter, as long as this lives. The sum has less at the beginning and more at the end, so no register is
-// kept. Other waits are not noted: pages come every half microsecond, and a clock read for each would slow them down.
+// A wait of the consumers for a counter, as long as this lives: the time is taken off the sum at the beginning and added
+// at the end, so no register is kept. Other waits are not noted: pages come every half microsecond, and a clock read for
+// each would slow them down.
 template <typename S>
 struct Waiting {
   S& s;

@@ -218,7 +218,7 @@ __device__ __forceinline__ void attend(Consumer& c, Attention& a, const GroupPla
   for (int n = 0; n < blocks; n++, ring.advance(2)) add_values(c, a, place, ring, weights + n * 64);
 }
 
-// An item's record, straight to where the helpers read it.
+// An item's record, straight to where the helpers of all SMs read it.
 __device__ __forceinline__ void store_partials(const Consumer& c, const isa::Descriptor& task, const Attention& a,
                                                const GroupPlace& place, int row, int head, int chunk) {
   const int query = c.lane() >> 2, quarter = c.lane() & 3;

@@ -6,7 +6,7 @@
 
 #include "ops/residual.h"
 
-// Divide each row's weights by their sum, added in index order. Every consumer warp takes rows of its own.
+// Divide each row's weights by their sum, added in index order. A thread for each row. For all consumers.
 __device__ __forceinline__ void normalize_weights(Consumer& c) {
   for (int row = c.thread; row < ROWS; row += CONSUMERS) {
     float total = 0;
