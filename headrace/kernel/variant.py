@@ -75,7 +75,7 @@ def _variant_header(plan: Plan, strict: bool, trace: bool) -> str:
         f"constexpr bool TRACE = {str(trace).lower()};\n",
         f"constexpr bool HALF_SPLIT = {str(_half_split(plan)).lower()};  // rotary pairs of all layers\n",
         f"constexpr int RESIDUAL_TILES = {_owned_tiles(plan)};  // the most that one SM owns\n",
-        f"constexpr int WINDOW = {_window(plan)};  // of all layers that have one\n",
+        f"constexpr int WINDOW = {plan.config.window or 0};  // of all layers that have one\n",
         "template <int... WIDTHS>\nstruct Widths {};\n",
         f"using FfnDown = Widths<{_widths(plan, Opcode.FFN_DOWN)}>;\n",
         f"using ExpertDown = Widths<{_widths(plan, Opcode.EXPERT_DOWN)}>;\n",
@@ -99,13 +99,6 @@ def _owned_tiles(plan: Plan) -> int:
     words = plan.descriptors
     owns = (words[..., Field.OPCODE, None] == [int(opcode) for opcode in _OWNERS]).any(axis=-1)
     return max(int(words[owns][:, Field.TILE_COUNT].max(initial=1)), 1)
-
-
-def _window(plan: Plan) -> int:
-    windows = set(plan.descriptors[..., Field.WINDOW].ravel().tolist()) - {0}
-    if len(windows) > 1:
-        raise VariantError(f"the kernel takes one window size, not {sorted(windows)}: decode with 'torch'")
-    return windows.pop() if windows else 0
 
 
 def _half_split(plan: Plan) -> bool:

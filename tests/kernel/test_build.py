@@ -25,6 +25,7 @@ from headrace.kernel.build import (
 )
 from headrace.kernel.variant import Variant, VariantError, variant_of
 from headrace.model.presets import PRESETS
+from headrace.step.isa import Field, Opcode
 from headrace.step.planner import build_plan
 from tests.waiting import WAIT
 
@@ -125,11 +126,6 @@ def test_spills_are_seen() -> None:
         resources_of("nothing of use")
 
 
-def test_what_does_not_compile_is_an_error_with_the_compilers_words() -> None:
-    with pytest.raises(BuildError, match="undefined_thing"):
-        compile_source('extern "C" __global__ void decode() { undefined_thing(); }', {})
-
-
 def test_headers_come_from_nowhere_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not from the folder that the server is started in, though a header of the same name is there."""
     source = '#include "thing.h"\n extern "C" __global__ void decode(int* out) { *out = THING; }'
@@ -173,10 +169,29 @@ def test_strict_and_row_capacity_are_different_kernels() -> None:
     assert len(keys) == 4
 
 
-def test_models_that_the_kernel_has_no_operations_for_are_refused() -> None:
-    many_heads = replace(PRESETS["smollm2-135m"], num_heads=16, num_kv_heads=16)
-    with pytest.raises(VariantError, match="up to 8 KV heads, not 16"):
-        variant_of(build_plan(many_heads, rows=1, sms=132))
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"num_heads": 16, "num_kv_heads": 16}, "up to 8 KV heads, not 16: decode with"),
+        ({"num_kv_heads": 1}, "up to 8 query heads a KV head .* not 9 and 64: decode with"),
+        ({"num_heads": 8, "num_kv_heads": 8, "head_dim": 48}, "not 1 and 48: decode with"),
+    ],
+)
+def test_models_that_the_kernel_has_no_operations_for_are_refused(
+    changes: dict[str, object], words: str
+) -> None:
+    config = replace(PRESETS["smollm2-135m"], **changes)  # type: ignore[arg-type]
+    with pytest.raises(VariantError, match=words):
+        variant_of(build_plan(config, rows=1, sms=132))
+
+
+def test_shares_for_fewer_sms_than_there_are_are_refused() -> None:
+    """The kernel divides by the number of SMs, which it knows when it is compiled."""
+    plan = build_plan(PRESETS["north-micro-shape"], rows=1, sms=132)
+    words = plan.descriptors.copy()
+    words[words[..., Field.OPCODE] == Opcode.ATTENTION, Field.SHARES] = 131
+    with pytest.raises(VariantError, match="a share for each SM, 132 of them"):
+        variant_of(replace(plan, descriptors=words))
 
 
 THREADS = """
