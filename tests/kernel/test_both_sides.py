@@ -9,9 +9,13 @@ from pathlib import Path
 import pytest
 
 from headrace.kernel.build import INCLUDE
+from headrace.kernel.launcher import COUNTER_WORDS
 from headrace.kernel.prompt import passes
+from headrace.kernel.records import ABSENT
 from headrace.kernel.trace import Lane
 from headrace.kernel.watchdog import Agent, Waited
+from headrace.model.sampler import NO_TOKEN
+from headrace.step import shared_memory
 from headrace.step.isa import Opcode
 from headrace.step.oracle import twins
 
@@ -36,7 +40,7 @@ def test_both_sides_say_the_same(header: str, kind: type[IntEnum], more: set[str
 
 def constant(source: str, name: str) -> int:
     """The value of a constant of a source."""
-    [value] = re.findall(rf"^constexpr int {name} = (\d+);", source, re.MULTILINE)
+    [value] = re.findall(rf"^constexpr int {name} = (-?\d+);", source, re.MULTILINE)
     return int(value)
 
 
@@ -46,6 +50,21 @@ def test_every_operation_has_a_header_and_a_twin_of_its_name() -> None:
     headers = {path.stem for path in (INCLUDE / "ops").glob("*.h")}
     assert names - headers == {"expert_up", "ffn_up"}, "these two share gated.h"
     assert headers - names == {"gated", "normed", "residual"}, "what several have in common"
+
+
+@pytest.mark.parametrize(
+    ("header", "name", "value"),
+    [
+        ("state.h", "COUNTER_WORDS", COUNTER_WORDS),
+        ("state.h", "CONSUMER_WARPS", shared_memory._CONSUMER_WARPS),
+        ("state.h", "MESSAGES", shared_memory._MESSAGES),
+        ("state.h", "ORDERS", shared_memory._ORDERS),
+        ("sampling.h", "NO_TOKEN", NO_TOKEN),
+        ("ops/sample_commit.h", "ABSENT", ABSENT),
+    ],
+)
+def test_constants_of_the_kernel(header: str, name: str, value: int) -> None:
+    assert constant((INCLUDE / header).read_text(), name) == value
 
 
 def test_constants_of_the_steps_of_prompts() -> None:

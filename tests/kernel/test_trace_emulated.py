@@ -36,7 +36,7 @@ def test_a_launch_records_every_task_and_every_signal_through_the_publisher(tmp_
     trace = kernel.traced(STEPS)
     assert trace.steps == len(made) == STEPS
     opcodes = trace.plan.descriptors[..., Field.OPCODE]
-    # The merger's leave none, and no row searches for a border.
+    # Merges are the helper's, and no row searches for a border.
     consumed = ~np.isin(opcodes, (Opcode.END, Opcode.ATTENTION_MERGE, Opcode.SAMPLE_SELECT))
     helped = np.isin(opcodes, (Opcode.EXPERT_UP, Opcode.ATTENTION_MERGE))
     for tasks, theirs in (
@@ -54,10 +54,10 @@ def test_a_launch_records_every_task_and_every_signal_through_the_publisher(tmp_
     chosen = opcodes == Opcode.EXPERT_UP  # a loader goes on when the helper has chosen
     sm, task = np.nonzero(chosen)
     assert (trace.helpers.end[sm, :, task] <= trace.copiers.taken[sm, :, task]).all()
-    # QKV's, X's and the router's tiles are signalled by the warps that made them, and leave no line.
+    # The warps that make QKV's, X's and the router's tiles signal them, the helper merges: no line is left.
     counters = {trace.plan.counters[number].split("[")[0] for number in trace.signals.counter}
     assert {"attention", "up"} <= counters
-    assert not {"qkv", "down", "router"} & counters
+    assert not {"qkv", "down", "router", "merge"} & counters
     per_step = signals_a_step(trace.plan)
     assert len(trace.signals.sm) <= STEPS * per_step.sum()
     assert any(line.startswith("EXPERT_UP") for line in lines(trace))
