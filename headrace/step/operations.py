@@ -37,8 +37,8 @@ QKV_PROJ  [tiles of the packed projections]
     Pairing NONE does not. With INTERLEAVED, rows 2i and 2i+1 of a head are a pair. With HALF_SPLIT the
     weights are stored with pair (i, i + head_dim/2) at rows 2i and 2i+1 of each query and key head; results
     go back to elements i and i + head_dim/2, so tiles come in twos (FIRST_TILE and TILE_COUNT even) that
-    together fill two tiles of the buffer: stored rows 16u .. 16u+15 are elements 8u .. and head_dim/2 + 8u
-    ...
+    together fill two tiles of the buffer: stored rows 16u .. 16u+15 are elements 8u .. 8u+7 and head_dim/2 +
+    8u .. head_dim/2 + 8u+7.
     Writes QKV[t]; and key and value of every active row into its KV page (KV_PAGES, layer LAYER, block of
     the row's table, offset position % BLOCK_TOKENS), rounded the same; these are for later steps. WINDOW 0
     is the full group's block table, else the sliding group's. Signals TILE_COUNT to the counter of KV_HEAD.
@@ -54,8 +54,9 @@ ATTENTION  [share]
     value at these positions, up to the item's own row's, are put into the landed page from QKV of the row
     that has this slot and position. So a row gives the same bits however its past came about. Keys after
     the row's position, and before position - WINDOW + 1, are masked.
-    Block by block: s = q k / sqrt(head_dim), float32; the running maximum m, p = exp(s - m), sum l of p in
-    float32, output o of p (rounded to bfloat16) times v in float32; l and o are rescaled when m grows.
+    One block or two at a time: s = q k / sqrt(head_dim), float32; the running maximum m, p = exp(s - m), sum
+    l of p in float32, output o of p (rounded to bfloat16) times v in float32; l and o are rescaled when m
+    grows.
     PARTIALS[row, KV head, chunk] = o of the G query heads, then their m, then their l. Signals 1.
 
 ATTENTION_MERGE  [tiles of heads * head_dim]
@@ -80,10 +81,9 @@ EXPERT_DOWN  [tiles of hidden]
     HIDDEN of every active expert against its down matrix, K = its width. Loader waits: ROUTER. Waits:
     EXPERT_UP; second: ROUTER. Pages: active experts in index order outside, tiles inside. d = sum over the
     row's own experts of w * (dot product), float32, in index order for each part of the columns and then over
-    the parts, where w = sigmoid(logit), with
-    NORMALIZE divided by the sum of the row's TOP_K of these. An expert that the row is not routed to adds
-    nothing. RESIDUAL[t] += d (HALVE: d / 2). Then as O_PROJ: OUTPUT X publishes X[t] and signals
-    TILE_COUNT.
+    the parts, where w = sigmoid(logit), with NORMALIZE divided by the sum of the row's TOP_K of these. An
+    expert that the row is not routed to adds nothing. RESIDUAL[t] += d (HALVE: d / 2). Then as O_PROJ: OUTPUT
+    X publishes X[t] and signals TILE_COUNT.
 
 FFN_UP  [tiles of width]
     as EXPERT_UP of one matrix for all rows. Waits: X. OUTPUT[t] (HIDDEN or SHARED_HIDDEN). Signals

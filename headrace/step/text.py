@@ -11,8 +11,7 @@ from headrace.step.plan import Plan, Words
 def describe(words: Words, counters: Sequence[str]) -> str:
     """One line for a descriptor: its operation, and its fields by name, counters and buffers by theirs.
 
-    QKV_PROJ layer=3 tiles=635..639 head=3 k=2048 pages=2x16384 @81920 norm=3 X -> QKV
-        wait down[2]=256 signal qkv[3][3]+5
+    docs/step.md explains one.
     """
     opcode = Opcode(words[Field.OPCODE])
     used = USED[opcode]

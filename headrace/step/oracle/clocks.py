@@ -2,7 +2,7 @@
 
 Every SM has two agents, a loader and a consumer. An agent's clock counts its releases: signals, and tasks
 handed from loader to consumer. `knowledge[a, b]` is the last clock of agent b whose writes agent a may rely
-on (Lamport, 1978; Mattern, 1988). Writes are tagged with (agent, clock); a reader may see a write only if
+on (Lamport, 1978; Mattern, 1989). Writes are tagged with (agent, clock); a reader may see a write only if
 its knowledge has reached that clock.
 
 A wait that passes teaches no more than it must: of all arrivals at a counter only the first ones, up to the

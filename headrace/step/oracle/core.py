@@ -29,7 +29,6 @@ Tiles = npt.NDArray[np.int64]
 class Machine:
     """What all SMs share."""
 
-    config: ModelConfig
     sizes: Sizes
     rounding: Rounding
     weights: WeightPages

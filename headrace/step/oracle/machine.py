@@ -73,7 +73,6 @@ class Oracle:
         self._epoch = 0
         self._tasks = [[tuple(words.tolist()) for words in plan.tasks(sm)] for sm in range(plan.sizes.sms)]
         self._machine = Machine(
-            config=plan.config,
             sizes=plan.sizes,
             rounding=rounding,
             weights=weights,
