@@ -60,6 +60,10 @@ def variant_of(plan: Plan, *, strict: bool = False, trace: bool = False) -> Vari
         raise VariantError(
             f"the kernel takes up to {KV_HEADS} KV heads, not {plan.sizes.kv_heads}: decode with 'torch'"
         )
+    for field, what in ((Field.EXPERTS, "number of experts"), (Field.TOP_K, "number of a row's experts")):
+        numbers = sorted(set(words[..., field].ravel().tolist()) - {0})
+        if len(numbers) > 1:  # it has those of sizes.h
+            raise VariantError(f"the kernel takes one {what}, not {numbers}: decode with 'torch'")
     hidden = plan.sizes.hidden
     held = activation_registers(hidden, plan.sizes.rows, pages_per_tile(hidden))  # while its scales are found
     if held + WORKING_REGISTERS > CONSUMER_REGISTERS:

@@ -24,7 +24,9 @@ from headrace.kernel.build import (
     resources_of,
 )
 from headrace.kernel.variant import Variant, VariantError, variant_of
+from headrace.model.config import MoEMLP
 from headrace.model.presets import PRESETS
+from headrace.step.checker import check
 from headrace.step.isa import Field, Opcode
 from headrace.step.planner import build_plan
 from tests.waiting import WAIT
@@ -183,6 +185,25 @@ def test_models_that_the_kernel_has_no_operations_for_are_refused(
     config = replace(PRESETS["smollm2-135m"], **changes)  # type: ignore[arg-type]
     with pytest.raises(VariantError, match=words):
         variant_of(build_plan(config, rows=1, sms=132))
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"experts": 8}, r"one number of experts, not \[8, 16\]: decode with"),
+        ({"top_k": 2}, r"one number of a row's experts, not \[2, 4\]: decode with"),
+    ],
+)
+def test_layers_that_route_in_different_ways_are_refused(changes: dict[str, int], words: str) -> None:
+    """The last layer has fewer experts than the others, or fewer for a row."""
+    micro = PRESETS["north-micro-shape"]
+    mlp = micro.layers[-1].mlp
+    assert isinstance(mlp, MoEMLP)
+    last = replace(micro.layers[-1], mlp=replace(mlp, **changes))
+    plan = build_plan(replace(micro, layers=(*micro.layers[:-1], last)), rows=1, sms=132)
+    assert check(plan) == [], "it is the kernel that cannot"
+    with pytest.raises(VariantError, match=words):
+        variant_of(plan)
 
 
 def test_shares_for_fewer_sms_than_there_are_are_refused() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from headrace.model.config import ModelConfig, Rope
 from headrace.model.presets import NORTH_MINI_CODE, PRESETS
-from headrace.step.checker import Check, check, require_sound
+from headrace.step.checker import Check, budget, check, require_sound
 from headrace.step.errors import PlanError
 from headrace.step.isa import ROW_CAPACITIES, Field, Opcode
 from headrace.step.machine import Machine
@@ -101,6 +101,14 @@ def test_budgets_are_kept(config: ModelConfig, rows: int, sms: int, machine: Mac
     with pytest.raises(PlanError, match=f"budget: .*{message}" if "SM" not in message else message):
         require_sound(plan)
     assert {fault.check for fault in check(plan)} == {Check.BUDGET}
+
+
+def test_registers_that_a_block_has_not_are_not_shared_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two groups of 128 threads with 8 more each: 2,048 above the 64,512 of a block."""
+    monkeypatch.setattr(budget, "CONSUMER_REGISTERS", budget.CONSUMER_REGISTERS + 8)
+    assert [str(fault) for fault in check(PLAN)] == [
+        "budget: the threads of a block take 66560 registers of 64512"
+    ]
 
 
 @pytest.mark.parametrize(

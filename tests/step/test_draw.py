@@ -68,7 +68,10 @@ def test_a_picture_of_one_sm_and_one_layer_from_the_end() -> None:
     timeline = simulate(plan_works(plan, context=5), ring_pages=11, in_flight=3, costs=Costs())
     file = io.StringIO()
     write_picture(timeline, file, title="Small", layer=2)
-    ElementTree.fromstring(file.getvalue())
+    root = ElementTree.fromstring(file.getvalue())
+    texts = [element.text or "" for element in root.iter(f"{SVG}text")]
+    assert "Layer 2 at close range" in texts
+    assert {text for text in texts if text.startswith("SM ")} == {"SM 0"}
 
 
 def test_the_verdict_is_of_the_last_step(timeline: Timeline) -> None:

@@ -104,6 +104,8 @@ __device__ __forceinline__ void fence_device() { asm volatile("fence.acq_rel.gpu
 __device__ __forceinline__ void fence_system() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
 
 // ---- words that SMs and the host share ----
+// What is called shared data here, or a shared word, is global memory. Addresses in an SM's own shared memory are
+// to_shared and from_shared.
 
 __device__ __forceinline__ uint32_t load_relaxed(const uint32_t* from) {
   uint32_t value;
