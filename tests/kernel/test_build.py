@@ -199,7 +199,7 @@ def test_layers_that_route_in_different_ways_are_refused(changes: dict[str, int]
     micro = PRESETS["north-micro-shape"]
     mlp = micro.layers[-1].mlp
     assert isinstance(mlp, MoEMLP)
-    last = replace(micro.layers[-1], mlp=replace(mlp, **changes))
+    last = replace(micro.layers[-1], mlp=replace(mlp, **changes))  # type: ignore[arg-type]
     plan = build_plan(replace(micro, layers=(*micro.layers[:-1], last)), rows=1, sms=132)
     assert check(plan) == [], "it is the kernel that cannot"
     with pytest.raises(VariantError, match=words):

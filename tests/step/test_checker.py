@@ -14,7 +14,7 @@ from headrace.model.presets import NORTH_MINI_CODE, PRESETS
 from headrace.step.checker import Check, budget, check, require_sound
 from headrace.step.errors import PlanError
 from headrace.step.isa import ROW_CAPACITIES, Field, Opcode
-from headrace.step.machine import Machine
+from headrace.step.machine import CONSUMER_REGISTERS, Machine
 from headrace.step.plan import Words
 from headrace.step.planner import build_plan
 from tests.step.breaking import PLAN, SMS, assign, broken, counter, drop, where
@@ -105,7 +105,7 @@ def test_budgets_are_kept(config: ModelConfig, rows: int, sms: int, machine: Mac
 
 def test_registers_that_a_block_has_not_are_not_shared_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two groups of 128 threads with 8 more each: 2,048 above the 64,512 of a block."""
-    monkeypatch.setattr(budget, "CONSUMER_REGISTERS", budget.CONSUMER_REGISTERS + 8)
+    monkeypatch.setattr(budget, "CONSUMER_REGISTERS", CONSUMER_REGISTERS + 8)
     assert [str(fault) for fault in check(PLAN)] == [
         "budget: the threads of a block take 66560 registers of 64512"
     ]
