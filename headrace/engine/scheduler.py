@@ -263,9 +263,9 @@ class Scheduler:
         if difference is not None:
             position, known, given = difference
             logger.info(
-                "request %d: %d of its %d tokens are cached; what is known goes on otherwise at token %d: "
-                "%d instead of %d",
-                request.id, sequence.computed, length, position, known, given,
+                "request %d: %d of its %d tokens are cached; it parts from an earlier prompt at token %d, "
+                "where it has %d and that one %d",
+                request.id, sequence.computed, length, position, given, known,
             )  # fmt: skip
 
     def _preempt(self, sequence: Sequence) -> None:
