@@ -7,6 +7,7 @@ import random
 import re
 import time
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -52,6 +53,8 @@ from tests.engine.simulated import (
 from tests.engine.test_riding import Whim
 from tests.engine.test_schedules import FULL, MAX_CONTEXT, SLIDING, actions, assert_empty, play
 from tests.engine.test_torch_backend import rows_of
+
+OPERATIONS = Path(__file__).resolve().parent.parent.parent / "docs" / "operations.md"
 
 
 class Slow(Whim):
@@ -224,6 +227,11 @@ def test_accidents_cost_what_they_take_and_not_much_more(
     assert sum(gap > 0.06 for gap in gaps) <= len(accidents) + 1
 
 
+def form(line: str) -> str:
+    """A line of the log but for its numbers."""
+    return re.sub(r"[\d.]*\d", "N", " ".join(line.split()))
+
+
 def test_the_log_tells_of_every_part(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -247,6 +255,9 @@ def test_the_log_tells_of_every_part(
     between = [re.search(r"; ([\d.]+) ms since those before", line) for line in lines]
     assert {match[1] for match in between if match} <= {"0.0", "5.0"}
     assert "Learnt: a chunk 36.0 ms and 22.0 us a token" in lines[-1]
+    documented = re.search(r"^    prompt: (?:.+\n)+", OPERATIONS.read_text(), re.MULTILINE)
+    assert documented is not None
+    assert form(lines[-1].partition("prompt: ")[2]) == form(documented[0].partition("prompt: ")[2])
 
 
 def test_a_part_tells_for_how_long_its_thread_did_not_run() -> None:

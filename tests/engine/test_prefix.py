@@ -233,4 +233,6 @@ def test_the_log_says_where_a_long_prompt_left_what_is_known(caplog: pytest.LogC
     changed[70] = 7
     with caplog.at_level(logging.INFO):
         ask(engine, client, changed)
-    assert f"parts from an earlier prompt at token 70, where it has 7 and that one {STRIDE + 70}" in caplog.text
+    assert (
+        f"parts from an earlier prompt at token 70, where it has 7 and that one {STRIDE + 70}" in caplog.text
+    )

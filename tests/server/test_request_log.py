@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import socket
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -22,6 +24,7 @@ from tests.server.test_disconnect import post_and_keep
 from tests.waiting import WAIT, comes
 
 LOGGER = "headrace.server.request_log"
+OPERATIONS = Path(__file__).resolve().parent.parent.parent / "docs" / "operations.md"
 
 
 class Lines:
@@ -65,6 +68,9 @@ def test_a_chat(http: httpx.Client, server: Scripted, lines: Lines, stream: bool
     assert response.headers["x-request-id"] == "mine-1"
     fields = lines.of("mine-1")
     spent = 1000 * (time.monotonic() - begun)
+    documented = re.search(rf"INFO {LOGGER}: (?:.+\n)+", OPERATIONS.read_text())
+    assert documented is not None
+    assert list(fields) == re.findall(r"(\w+)=", documented[0])
     request = server.engine.submitted[-1]
     completion = len(REPLY) + TURN_TOKENS  # the synthetic tokenizer has a token a character
     if not stream:
