@@ -14,6 +14,7 @@ import http.client
 import itertools
 import json
 import random
+import sys
 import threading
 import time
 import urllib.parse
@@ -143,7 +144,11 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     options = vars(parser.parse_args())
     file: Path | None = options.pop("json")
-    found = measure(options.pop("url"), **options)
+    url = options.pop("url")
+    try:
+        found = measure(url, **options)
+    except GapError as error:
+        sys.exit(f"Nothing was measured at {url}: {error}")
     for when in ("before", "during"):
         one = found[when]
         print(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tools.time_gaps import GapError, gaps_of
+from tools.time_gaps import GapError, gaps_of, main
 
 
 def test_gaps_are_those_that_end_within_the_time() -> None:
@@ -26,3 +26,10 @@ def test_a_single_long_gap_shows_at_the_top_and_not_in_the_middle() -> None:
 def test_no_gap_is_an_error_that_says_what_to_do() -> None:
     with pytest.raises(GapError, match="--tokens"):
         gaps_of([[0.0]], 0, 1)
+
+
+def test_a_server_that_is_not_there_is_told_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    url = "http://127.0.0.1:1"
+    monkeypatch.setattr("sys.argv", ["time_gaps", "--url", url, "--quiet", "0"])
+    with pytest.raises(SystemExit, match=f"Nothing was measured at {url}: .*refused"):
+        main()
