@@ -21,7 +21,7 @@ from headrace.server.protocol import ChatBody
 from headrace.server.sampling import chat_sampling
 from headrace.server.state import ServerState
 from headrace.server.streaming import EventStream
-from headrace.server.tools import tool_policy
+from headrace.server.tools import chat_tools, tool_policy
 from headrace.server.turn import Message
 from headrace.server.usage import usage
 
@@ -46,7 +46,8 @@ def router(state: ServerState) -> APIRouter:
 def conversation(state: ServerState, body: ChatBody) -> Conversation:
     """What a request asks for. Raises ApiError 400, and ParameterError."""
     tools = [tool.model_dump(exclude_unset=True) for tool in body.tools or ()]
-    policy = tool_policy(tools, body.tool_choice, parallel=body.parallel_tool_calls, text=text_schema(body))
+    text = text_schema(body)
+    policy = tool_policy(chat_tools(tools), body.tool_choice, parallel=body.parallel_tool_calls, text=text)
     return Conversation(
         messages=template_messages(body.messages),
         tools=policy.tools,

@@ -111,6 +111,9 @@ def schema_of(form: ResponseFormat, described: dict[str, Any] | None, param: str
     if not isinstance(schema, dict):
         where = f"{param}.json_schema.schema" if param == "response_format" else f"{param}.schema"
         raise bad_request(f"{where}: must be a JSON schema", param=where)
+    strict = (described or {}).get("strict") if form.strict is None else form.strict
     return TextSchema(
-        schema, f"{param}.json_schema.schema" if param == "response_format" else f"{param}.schema"
+        schema,
+        f"{param}.json_schema.schema" if param == "response_format" else f"{param}.schema",
+        strict is True,
     )

@@ -15,6 +15,24 @@ _ANYTHING: dict[str, Any] = {"type": "object"}
 
 
 @dataclass(frozen=True, slots=True)
+class Place:
+    """The fields of a request that a tool's name and the schema of its arguments came in."""
+
+    name: str
+    schema: str
+
+
+Placed = tuple[Tool, Place]
+
+
+def chat_tools(tools: Sequence[Tool]) -> list[Placed]:
+    """Tools where chat has them."""
+    where = [f"tools[{number}].function" for number in range(len(tools))]
+    places = [Place(f"{each}.name", f"{each}.parameters") for each in where]
+    return list(zip(tools, places, strict=True))
+
+
+@dataclass(frozen=True, slots=True)
 class ToolPolicy:
     """`tools` are shown to the model, as templates read them; `max_calls` of its calls pass (None: all).
 
@@ -27,25 +45,27 @@ class ToolPolicy:
 
 
 def tool_policy(
-    tools: Sequence[Tool],
+    placed: Sequence[Placed],
     choice: str | Mapping[str, Any] | None,
     *,
     parallel: bool | None,
     text: TextSchema | None = None,
 ) -> ToolPolicy:
-    """The policy for a `tool_choice` in OpenAI's form, and for words of the form `text`.
+    """The policy for tools, each with where it stood, and a `tool_choice` in OpenAI's form, and for words of
+    the form `text`.
 
     With "none" the model is not even shown the tools: nothing else would keep it from calling one. "required"
     and a named tool are enforced, and so are the schemas of strict tools.
     Raises ApiError 400 for a choice that cannot be kept, or a tool that is none.
     """
-    for number, tool in enumerate(tools):
-        _check(tool["function"], f"tools[{number}].function")
+    tools = [tool for tool, _ in placed]
+    for tool, place in placed:
+        _check(tool["function"], place)
     forced = _forced(tools, choice)
     if choice == "none" or not tools:
         return ToolPolicy((), 0, None if text is None else Structure(text=text))
     single = parallel is False or isinstance(choice, Mapping)
-    calls = [_schema(number, tool, always=bool(forced)) for number, tool in enumerate(tools)]
+    calls = [_schema(tool, place, always=bool(forced)) for tool, place in placed]
     structure = None
     if forced:
         wanted = [call for call in calls if call.name in forced]
@@ -68,8 +88,7 @@ def _forced(tools: Sequence[Tool], choice: str | Mapping[str, Any] | None) -> fr
     name = function.get("name") if isinstance(function, Mapping) else None
     if not isinstance(name, str):
         raise bad_request(
-            'tool_choice: must be "none", "auto", "required" or '
-            '{"type": "function", "function": {"name": "..."}}',
+            'tool_choice: must be "none", "auto", "required", or an object that names one of the tools',
             param="tool_choice",
         )
     if name not in names:
@@ -77,11 +96,11 @@ def _forced(tools: Sequence[Tool], choice: str | Mapping[str, Any] | None) -> fr
     return frozenset({name})
 
 
-def _check(function: Mapping[str, Any], where: str) -> None:
+def _check(function: Mapping[str, Any], place: Place) -> None:
     if not isinstance(function.get("name"), str) or not function["name"]:
-        raise bad_request(f"{where}.name: must be the name of a tool", param=f"{where}.name")
+        raise bad_request(f"{place.name}: must be the name of a tool", param=place.name)
     if not isinstance(function.get("parameters"), Mapping | None):
-        raise bad_request(f"{where}.parameters: must be a JSON schema", param=f"{where}.parameters")
+        raise bad_request(f"{place.schema}: must be a JSON schema", param=place.schema)
 
 
 def _name(tool: Tool) -> str:
@@ -92,8 +111,8 @@ def _is_strict(tool: Tool) -> bool:
     return tool["function"].get("strict") is True
 
 
-def _schema(number: int, tool: Tool, *, always: bool) -> CallSchema:
+def _schema(tool: Tool, place: Place, *, always: bool) -> CallSchema:
     """What a call of the tool must look like: its schema if it is strict or `always`, else any object."""
-    param = f"tools[{number}].function.parameters"
-    schema = tool["function"].get("parameters") if always or _is_strict(tool) else None
-    return CallSchema(_name(tool), schema or _ANYTHING, param)
+    strict = _is_strict(tool)
+    schema = tool["function"].get("parameters") if always or strict else None
+    return CallSchema(_name(tool), schema or _ANYTHING, place.schema, strict)

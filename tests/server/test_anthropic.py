@@ -289,6 +289,29 @@ def test_small_models_by_name_are_the_one_model(http: httpx.Client) -> None:
         ),
         ({"output_config": {"format": "json"}}, 400, "invalid_request_error", "output_config.format"),
         ({"tool_choice": {"type": "sometimes"}}, 400, "invalid_request_error", "tool_choice"),
+        (
+            {"tools": [{"name": "x", "type": "web_search"}, {"name": "", "input_schema": {}}]},
+            400,
+            "invalid_request_error",
+            r"^tools\[1\].name: ",
+        ),
+        (
+            {
+                "tools": [
+                    {"name": "later", "input_schema": {}, "defer_loading": True},
+                    {"name": "now", "input_schema": {"type": "strin"}, "strict": True},
+                ]
+            },
+            400,
+            "invalid_request_error",
+            r"^tools\[1\].input_schema: cannot be compiled",
+        ),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "tool_result", "content": "x"}]}]},
+            400,
+            "invalid_request_error",
+            r"^messages\[0\].content\[0\].tool_use_id: a tool's result needs the id of its call",
+        ),
     ],
 )
 def test_errors_are_anthropics(

@@ -227,6 +227,9 @@ def test_the_form_that_was_asked_for_is_told(http: httpx.Client) -> None:
     assert stream(http, text=text)[0]["response"]["text"] == text
 
 
+WRONG = {"type": "strin"}
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
@@ -244,7 +247,19 @@ def test_the_form_that_was_asked_for_is_told(http: httpx.Client) -> None:
         ),
         ({"background": True}, "background"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
+        ({"input": [{"type": "function_call_output", "output": "x"}]}, "input[0].call_id"),
         ({"tools": [{"type": "function"}]}, "tools[0].name"),
+        ({"tools": [{"type": "function", "name": ""}]}, "tools[0].name"),
+        ({"tools": [{"type": "function", "name": "f", "parameters": "x"}]}, "tools[0].parameters"),
+        (
+            {
+                "tools": [
+                    {"type": "web_search"},
+                    {"type": "function", "name": "f", "parameters": WRONG, "strict": True},
+                ]
+            },
+            "tools[1].parameters",
+        ),
         (
             {"tools": [{"type": "namespace", "name": "n", "tools": [{"type": "custom"}]}]},
             "tools[0].tools[0].name",

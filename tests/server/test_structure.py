@@ -185,6 +185,13 @@ def test_the_other_protocols(http: httpx.Client, server: Scripted) -> None:
     assert (answer["content"][0]["name"], answer["stop_reason"]) == ("paint", "tool_use")
 
 
+def test_strict_tools_in_anthropics_protocol(http: httpx.Client, server: Scripted) -> None:
+    server.says(action(call("paint", {"colour": "green"})))
+    tools = [{"name": "paint", "input_schema": COLOURS, "strict": True}]
+    body = {"messages": user("hi"), "max_tokens": 200, "tools": tools}
+    assert is_colours(json.dumps(http.post("/v1/messages", json=body).json()["content"][-1]["input"]))
+
+
 ANY = {"type": "any", "disable_parallel_tool_use": True}
 WRONG = {"type": "object", "properties": {"a": {"type": "strin"}}, "required": ["a"]}
 
@@ -210,6 +217,49 @@ def test_schemas_that_cannot_be_compiled_are_named(
     assert error["param"] == param
     assert 'Unsupported type "strin"' in error["message"]
     assert ".cc:" not in error["message"]
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_what_no_grammar_can_say_is_refused_where_it_is_strict(
+    http: httpx.Client, server: Scripted, strict: bool
+) -> None:
+    """Else it is left out, and the rest is kept to."""
+    schema = {**COLOURS, "not": {"properties": {"colour": {"const": "red"}}}}
+    body = {"messages": user("hi"), "reasoning_effort": "none", "max_tokens": 200}
+    format_ = {"type": "json_schema", "json_schema": {"name": "c", "schema": schema, "strict": strict}}
+    tools = [tool("paint", parameters=schema, strict=strict)]
+    if not strict:
+        server.says(text('{"colour": "red", "dark": tr'), action(call("paint", {"colour": 5})))
+    words = http.post(PATH, json=body | {"response_format": format_})
+    named = {"type": "function", "function": {"name": "paint"}}
+    calls = http.post(PATH, json=body | {"tools": tools, "tool_choice": named})
+    if strict:
+        assert "not cannot be kept to" in error_of(words, 400)["message"]
+        assert error_of(calls, 400)["param"] == "tools[0].function.parameters"
+    else:
+        assert is_colours(words.json()["choices"][0]["message"]["content"])
+        [made] = calls.json()["choices"][0]["message"]["tool_calls"]
+        assert is_colours(made["function"]["arguments"])
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"anyOf": [{"required": ["colour"]}, {"required": ["dark"]}], "properties": COLOURS["properties"]},
+        {"not": {"required": ["colour"]}},
+        {"description": "whatever"},
+    ],
+)
+def test_arguments_are_objects(http: httpx.Client, server: Scripted, schema: dict[str, Any]) -> None:
+    """Whatever the schema says and the compiler makes of it."""
+    message = ask(
+        http,
+        server,
+        thinks("", '<|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": "paint", "parameters": 1.25'),
+        tools=[tool("paint", parameters=schema)],
+        tool_choice="required",
+    )
+    assert message["calls"][0]["arguments"].startswith("{")
 
 
 def test_a_schema_that_really_takes_long(http: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ from pydantic import Field
 from headrace.server.errors import bad_request
 from headrace.server.protocol import Body, warn_once
 from headrace.server.structure import TextSchema
+from headrace.server.tools import Place, Placed
 
 Blocks = list[dict[str, Any]]
 
@@ -38,6 +39,7 @@ class AnthropicTool(Body):
     description: str | None = None
     input_schema: dict[str, Any] | None = None
     type: str | None = None
+    strict: bool | None = None
     defer_loading: bool | None = None
 
 
@@ -86,24 +88,27 @@ def text_schema(body: CountBody) -> TextSchema | None:
     schema = form.get("schema") if isinstance(form, Mapping) and form.get("type") == "json_schema" else None
     if not isinstance(schema, Mapping):
         raise bad_request(f'{where}: must be {{"type": "json_schema", "schema": {{...}}}}', param=where)
-    return TextSchema(schema, f"{where}.schema")
+    return TextSchema(schema, f"{where}.schema", strict=True)
 
 
-def template_tools(body: CountBody) -> list[dict[str, Any]]:
-    """The tools in OpenAI's form, which templates read; those that are deferred stay out."""
-    tools = []
-    for tool in body.tools or ():
+def template_tools(body: CountBody) -> list[Placed]:
+    """The tools in OpenAI's form, which templates read, with where they stood; those deferred stay out."""
+    tools: list[Placed] = []
+    for number, tool in enumerate(body.tools or ()):
         if tool.defer_loading:
             continue
         if tool.input_schema is None:
             warn_once(f"Leaving out the tool {tool.name[:100]}: it would run on Anthropic's servers")
             continue
-        function = {
+        function: dict[str, Any] = {
             "name": tool.name,
             "description": tool.description or "",
             "parameters": tool.input_schema,
         }
-        tools.append({"type": "function", "function": function})
+        if tool.strict is not None:
+            function["strict"] = tool.strict
+        place = Place(f"tools[{number}].name", f"tools[{number}].input_schema")
+        tools.append(({"type": "function", "function": function}, place))
     return tools
 
 
@@ -184,11 +189,19 @@ def _user(role: str, blocks: Blocks, where: str, tools: Mapping[str, AnthropicTo
     for number, block in enumerate(blocks):
         if block.get("type") == "tool_result":
             content = _result(block.get("content"), f"{where}[{number}].content", tools)
-            results.append({"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": content})
+            call = _call_of(block, f"{where}[{number}].tool_use_id")
+            results.append({"role": "tool", "tool_call_id": call, "content": content})
         else:
             texts.append(_text(block, f"{where}[{number}]"))
     said = [{"role": role, "content": "\n".join(texts)}] if texts or not results else []
     return [*results, *said]
+
+
+def _call_of(block: Mapping[str, Any], where: str) -> str:
+    call = block.get("tool_use_id")
+    if not isinstance(call, str):
+        raise bad_request(f"{where}: a tool's result needs the id of its call", param=where)
+    return call
 
 
 def _result(content: Any, where: str, tools: Mapping[str, AnthropicTool]) -> str:

@@ -85,7 +85,11 @@ def _add(messages: list[dict[str, Any]], item: Item, where: str) -> None:
             _add_call(messages, item, where, custom=kind == "custom_tool_call")
         case "function_call_output" | "custom_tool_call_output":
             content = _text(item.get("output"), f"{where}.output", lenient=True)
-            messages.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": content})
+            call = item.get("call_id")
+            if not isinstance(call, str):
+                where += ".call_id"
+                raise bad_request(f"{where}: a tool's result needs the id of its call", param=where)
+            messages.append({"role": "tool", "tool_call_id": call, "content": content})
         case "item_reference":
             raise bad_request(
                 f"{where}: this server stores no items; send the item itself (with store: false)",

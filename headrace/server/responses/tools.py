@@ -11,6 +11,7 @@ from typing import Any
 
 from headrace.server.errors import bad_request
 from headrace.server.protocol import warn_once
+from headrace.server.tools import Place, Placed
 
 Item = dict[str, Any]
 
@@ -30,17 +31,19 @@ def shown_name(item: Mapping[str, Any]) -> str:
     return f"{namespace.removesuffix('__')}__{name}"
 
 
-def template_tools(tools: Iterable[Item] | None) -> list[dict[str, Any]]:
-    """The tools in chat's form, which templates read. A free text becomes the one argument of a function."""
-    result = []
+def template_tools(tools: Iterable[Item] | None) -> list[Placed]:
+    """The tools in chat's form, which templates read, each with where it stood. A free text becomes the one
+    argument of a function."""
+    result: list[Placed] = []
     for tool, where in _tools(tools, "tools"):
-        if not isinstance(tool.get("name"), str):
+        if not isinstance(tool.get("name"), str) or not tool["name"]:
             raise bad_request(f"{where}.name: must be the name of a tool", param=f"{where}.name")
         function = {key: tool[key] for key in ("description", "strict") if tool.get(key) is not None}
         schema = _CUSTOM_SCHEMA if tool["type"] == "custom" else tool.get("parameters")
         function = {"name": shown_name(tool), **function}
         function["parameters"] = schema or {"type": "object", "properties": {}}
-        result.append({"type": "function", "function": function})
+        place = Place(f"{where}.name", f"{where}.parameters")
+        result.append(({"type": "function", "function": function}, place))
     return result
 
 

@@ -17,13 +17,13 @@ from headrace.server.errors import ApiError, bad_request, busy
 from headrace.server.formats import ChatFormat
 from headrace.server.formats.machine import Marks
 from headrace.server.structure.answer import Block, StructuredAnswer
+from headrace.server.structure.schemas import Schema
 from headrace.server.structure.structure import (
     MOST_SPACE,
-    Schema,
     Structure,
     TextSchema,
     call_grammar,
-    open_objects,
+    for_grammars,
     tagged_answer,
 )
 from headrace.server.structure.workers import Workers
@@ -82,6 +82,7 @@ class Grammars:
 
     def _prepare(self, structure: Structure) -> Make:
         self._load()
+        structure = for_grammars(structure)
         marks = self._format.marks
         assert marks is not None
         ends = frozenset(self._tokenizer.eos_token_ids)
@@ -144,7 +145,7 @@ class Grammars:
 
     def _json(self, param: str, schema: Schema) -> Any:
         compile_ = partial(self._compiler.compile_json_schema, max_whitespace_cnt=MOST_SPACE)
-        return self._compile(param, compile_, open_objects(schema))
+        return self._compile(param, compile_, schema)
 
     def _compile(self, param: str, compile_: Callable[[str], Any], source: Any) -> Any:
         try:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
-Schema = Mapping[str, Any]
+from headrace.server.errors import bad_request
+from headrace.server.protocol import warn_once
+from headrace.server.structure.schemas import ForGrammar, Schema
 
 # Characters of white space in a row: enough for deep indentation. Without a bound a model can stay in it.
 MOST_SPACE = 32
@@ -15,19 +17,24 @@ MOST_SPACE = 32
 
 @dataclass(frozen=True, slots=True)
 class TextSchema:
-    """The answer's words are JSON of `schema`, which came in the request's field `param`."""
+    """The answer's words are JSON of `schema`, which came in the request's field `param`.
+
+    `strict`: all of it must be kept; else what no grammar can say may be left out.
+    """
 
     schema: Schema
     param: str
+    strict: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class CallSchema:
-    """A tool's arguments keep to `schema`."""
+    """A tool's arguments keep to `schema`; the rest is as in TextSchema."""
 
     name: str
     schema: Schema
     param: str
+    strict: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +48,38 @@ class Structure:
     calls: Sequence[CallSchema] = ()
     must_call: bool = False
     single: bool = False
+
+
+def for_grammars(structure: Structure) -> Structure:
+    """`structure` with schemas that their compiler keeps. Raises ApiError 400 where a strict one is not."""
+    text = None if structure.text is None else _kept(structure.text)
+    return replace(structure, text=text, calls=[_kept(_of_objects(call)) for call in structure.calls])
+
+
+def _of_objects(call: CallSchema) -> CallSchema:
+    """Arguments are objects, also where the schema does not say so or what it says cannot be kept."""
+    return replace(call, schema={"type": "object", **call.schema})
+
+
+_Some = TypeVar("_Some", TextSchema, CallSchema)
+
+
+def _kept(asked: _Some) -> _Some:
+    try:
+        written = ForGrammar(asked.schema)
+    except RecursionError as error:
+        raise bad_request(f"{asked.param}: is nested too deep", param=asked.param) from error
+    if not written.lost:
+        return replace(asked, schema=written.schema)
+    keywords = ", ".join(written.lost)
+    if asked.strict:
+        raise bad_request(
+            f"{asked.param}: {keywords} cannot be kept to in this place; write the schema without, "
+            "or do not ask for a strict one",
+            param=asked.param,
+        )
+    warn_once(f"Schemas are kept to without {keywords} where these stand, which no grammar here can say")
+    return replace(asked, schema=written.schema)
 
 
 def call_grammar(calls: Iterable[CallSchema], *, single: bool) -> str:
@@ -99,31 +138,8 @@ def tagged_answer(structure: Structure, tags: tuple[str, str]) -> str:
 
 def json_content(schema: Schema) -> dict[str, Any]:
     """JSON of `schema` as a part of a structural tag."""
-    return {"type": "json_schema", "json_schema": open_objects(schema), "max_whitespace_cnt": MOST_SPACE}
+    return {"type": "json_schema", "json_schema": schema, "max_whitespace_cnt": MOST_SPACE}
 
 
 def _constant(text: str) -> dict[str, str]:
     return {"type": "const_string", "value": text}
-
-
-def open_objects(schema: Any) -> Any:
-    """`schema` with its objects of unnamed properties said to be open.
-
-    The compiler takes an object as closed unless told otherwise. That keeps models from inventing
-    parameters, but would leave nothing to an object that names none.
-    """
-    if not isinstance(schema, Mapping):
-        return schema
-    result = dict(schema)
-    for key in ("properties", "$defs", "definitions"):
-        if isinstance(schema.get(key), Mapping):
-            result[key] = {name: open_objects(value) for name, value in schema[key].items()}
-    for key in ("anyOf", "oneOf", "allOf", "prefixItems"):
-        if isinstance(schema.get(key), list):
-            result[key] = [open_objects(value) for value in schema[key]]
-    for key in ("items", "additionalProperties"):
-        if isinstance(schema.get(key), Mapping):
-            result[key] = open_objects(schema[key])
-    if schema.get("type") == "object" and not schema.get("properties"):
-        result.setdefault("additionalProperties", True)
-    return result
