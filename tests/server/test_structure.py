@@ -292,25 +292,80 @@ def test_a_schema_that_really_takes_long(http: httpx.Client, monkeypatch: pytest
     assert compiled.wait(WAIT)  # time was all that it lacked
 
 
+def asking_for(schema: Any) -> dict[str, Any]:
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    return {"messages": user("hi"), "max_tokens": 200, "response_format": form}
+
+
 def test_schemas_that_take_long_leave_the_rest_of_the_server_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many there are: other requests are served, and one with a schema is told to come back."""
+    """However many there are: other requests are served, those with a known schema too, and one with a new
+    schema is told to come back."""
     go_on = threading.Event()
-    monkeypatch.setattr(grammars.Grammars, "_prepare", lambda *_: go_on.wait(WAIT))
-    monkeypatch.setattr(grammars, "COMPILE_SECONDS", 0.1)
-    body = {"messages": user("hi"), "response_format": FORMAT}
     with scripted_server() as server, patient.client(server.url) as http:
+        assert http.post(PATH, json=asking_for(COLOURS)).status_code == 200
+        monkeypatch.setattr(grammars.Grammars, "_prepare", lambda *_: go_on.wait(WAIT))
+        monkeypatch.setattr(grammars, "COMPILE_SECONDS", 0.1)
         try:
-            for _ in range(grammars.COMPILERS):
-                error = error_of(http.post(PATH, json=body), 400)
+            for number in range(grammars.COMPILERS):
+                error = error_of(http.post(PATH, json=asking_for({"const": number})), 400)
                 assert error["param"] == "response_format.json_schema.schema"
                 assert "smaller" in error["message"]
             for _ in range(40):  # more than any pool has threads here
-                response = http.post(PATH, json=body)
+                response = http.post(PATH, json=asking_for({"const": "new"}))
                 assert error_of(response, 429)["code"] == "busy"
             assert response.headers["retry-after"] == "1"
             assert http.post(PATH, json={"messages": user("hi")}).status_code == 200
+            assert http.post(PATH, json=asking_for(COLOURS)).status_code == 200
         finally:
             go_on.set()
+
+
+def test_a_schema_that_takes_long_and_is_sent_again_takes_no_second_thread(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    go_on, begun = threading.Event(), []
+    prepare = grammars.Grammars._prepare
+
+    def slow(self: Any, structure: Any) -> Any:
+        begun.append(structure)
+        go_on.wait(WAIT)
+        return prepare(self, structure)
+
+    monkeypatch.setattr(grammars.Grammars, "_prepare", slow)
+    with scripted_server() as server, patient.client(server.url) as http:
+        try:
+            monkeypatch.setattr(grammars, "COMPILE_SECONDS", 0.1)
+            for _ in range(grammars.COMPILERS + 1):
+                assert "smaller" in error_of(http.post(PATH, json=asking_for(COLOURS)), 400)["message"]
+            assert len(begun) == 1
+            [said] = [each.message for each in caplog.records if each.name == grammars.__name__]
+            assert "take 1 of the 4 threads" in said
+            monkeypatch.setattr(grammars, "COMPILE_SECONDS", WAIT)
+        finally:
+            go_on.set()
+        answer = http.post(PATH, json=asking_for(COLOURS)).json()
+        assert is_colours(answer["choices"][0]["message"]["content"])
+        assert http.post(PATH, json=asking_for(COLOURS)).status_code == 200
+        assert len(begun) <= 2  # a second time where the first was over by then
+
+
+def test_structures_that_are_known_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grammars, "CACHE_BYTES", 10)
+    known = grammars.Known()
+
+    def make(thinking: bool) -> Any:
+        raise NotImplementedError
+
+    made = {name: grammars.Prepared(make, 4) for name in (b"a", b"b", b"c")}
+    known.add(b"a", made[b"a"])
+    known.add(b"a", made[b"a"])
+    known.add(b"b", made[b"b"])
+    assert known.get(b"a") is made[b"a"]
+    known.add(b"c", made[b"c"])
+    assert [known.get(name) for name in (b"a", b"b", b"c")] == [made[b"a"], None, made[b"c"]]
+    known.add(b"large", grammars.Prepared(make, 11))
+    assert known.get(b"large") is None
+    assert known.get(b"c") is made[b"c"]
 
 
 def test_schemas_that_take_long_do_not_hold_up_the_end_of_the_process() -> None:

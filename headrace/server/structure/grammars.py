@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import importlib.util
 import json
+import logging
 import re
+from collections import OrderedDict
 from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -37,6 +42,38 @@ _MARKERS = frozenset(name.encode() for name in markers.MARKERS)
 Make = Callable[[bool], Constraint]
 """A new constraint for one answer, which begins in thoughts or does not."""
 
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """What was made of a structure, and the bytes of its grammars."""
+
+    make: Make
+    size: int
+
+
+class Known:
+    """Structures of past requests, up to CACHE_BYTES; whoever asks for one again needs no thread for it."""
+
+    def __init__(self) -> None:
+        self._prepared: OrderedDict[bytes, Prepared] = OrderedDict()
+        self._size = 0
+
+    def get(self, key: bytes) -> Prepared | None:
+        if key in self._prepared:
+            self._prepared.move_to_end(key)
+        return self._prepared.get(key)
+
+    def add(self, key: bytes, prepared: Prepared) -> None:
+        if key in self._prepared or prepared.size > CACHE_BYTES:
+            return
+        self._prepared[key] = prepared
+        self._size += prepared.size
+        while self._size > CACHE_BYTES:
+            _, oldest = self._prepared.popitem(last=False)
+            self._size -= oldest.size
+
 
 class Grammars:
     """The grammars of one served model. Nothing is loaded before the first structure is asked for."""
@@ -47,28 +84,51 @@ class Grammars:
         self._vocab_size = vocab_size
         self._compiler: Any = None
         self._workers = Workers(COMPILERS, "headrace-grammars")
+        self._known = Known()
+        self._overdue: dict[bytes, Future[Prepared]] = {}  # took too long, and are still being compiled
         self._markers = frozenset[int]()
         marks = format_.marks
         tags = (*marks.call_tags, marks.end_thinking or "") if marks and marks.call_tags else ()
         self._tags = frozenset(tag.encode() for tag in tags)  # text for grammars, whatever tokens they are
 
     async def prepare(self, structure: Structure) -> Make:
-        """Compile what `structure` needs.
+        """Compile what `structure` needs. On the event loop.
 
         Raises ApiError 400 that names the part which cannot be, and 429 where others kept it waiting.
         """
         self._check(structure)
-        job = self._workers.submit(partial(self._prepare, structure))
+        key = hashlib.sha256(repr(structure).encode(errors="surrogatepass")).digest()
+        if (known := self._known.get(key)) is not None:
+            return known.make
+        job = self._overdue.get(key)  # who tries again, as clients do, gets no further thread for it
+        if job is None:
+            job = self._workers.submit(partial(self._prepare, structure))
         try:
-            return await asyncio.wait_for(asyncio.wrap_future(job), COMPILE_SECONDS)
+            prepared = await asyncio.wait_for(asyncio.wrap_future(job), COMPILE_SECONDS)
         except TimeoutError as error:
             if job.cancelled():  # it was never begun
-                raise busy("Schemas of other requests are still being compiled; try again later.") from error
+                raise busy(
+                    "Schemas of other requests are still being compiled; try again later with a new one."
+                ) from error
             param = structure.text.param if structure.text else "tools"
+            self._note_overdue(key, job, param)
             raise bad_request(
                 f"{param}: takes more than {COMPILE_SECONDS:g} s to compile; make the schema smaller",
                 param=param,
             ) from error
+        self._known.add(key, prepared)
+        return prepared.make
+
+    def _note_overdue(self, key: bytes, job: Future[Prepared], param: str) -> None:
+        if key in self._overdue:
+            return
+        self._overdue[key] = job
+        log.warning(
+            "A schema in %s is not compiled after %g s, and goes on: such take %d of the %d threads for "
+            "schemas. When they have all, new schemas are refused until one is done.",
+            param, COMPILE_SECONDS, len(self._overdue), COMPILERS,
+        )  # fmt: skip
+        job.add_done_callback(lambda _: self._overdue.pop(key, None))
 
     def _check(self, structure: Structure) -> None:
         if importlib.util.find_spec("xgrammar") is None:
@@ -80,7 +140,7 @@ class Grammars:
         if marks is None or (structure.calls and marks.calls is None and marks.call_tags is None):
             raise bad_request(f"{param}: cannot be kept with this model's chat format", param=param)
 
-    def _prepare(self, structure: Structure) -> Make:
+    def _prepare(self, structure: Structure) -> Prepared:
         self._load()
         structure = for_grammars(structure)
         marks = self._format.marks
@@ -105,7 +165,8 @@ class Grammars:
                 bytes_of=self._tokenizer.token_bytes,
             )
 
-        return make
+        grammars = [block.grammar for block in blocks.values() if block.grammar is not None]
+        return Prepared(make, sum(grammar.memory_size_bytes for grammar in grammars))
 
     def _blocks(self, structure: Structure, marks: Marks, ends: frozenset[int]) -> dict[int | None, Block]:
         """The blocks that an answer may have, each between its marks."""
