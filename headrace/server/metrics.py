@@ -187,8 +187,8 @@ class EngineCollector(Collector):
         yield self._counter("num_preemptions", "Requests that gave up their KV for others", state.preemptions)
 
     def _blocks(self) -> Iterable[Metric]:
-        use = self._engine.kv_use
-        fullest = max(each.held / each.total for each in use.values())
+        use = {} if self._engine.dead else self._engine.kv_use  # what it left is nobody's
+        fullest = max((each.held / each.total for each in use.values()), default=0.0)
         yield self._gauge(
             "kv_cache_usage_perc", "Share of the KV that running requests hold, 1 for all of it", fullest
         )

@@ -154,7 +154,9 @@ def test_a_dead_engine(stream: bool) -> None:
         chat(server, messages=user("crash"), stream=stream)
         found = settled(server, "request_errors_total{kind=engine_error}", 1)
         assert found["request_success_total{finished_reason=error}"] == 1
-        assert settled(server, "engine_ready", 0)["num_requests_running"] == 0
+        found = settled(server, "engine_ready", 0)
+        assert found["num_requests_running"] == found["kv_cache_usage_perc"] == 0
+        assert not [name for name in found if name.startswith("kv_cache_blocks")]
 
 
 def test_labels_do_not_grow_with_requests(fresh: Scripted) -> None:
