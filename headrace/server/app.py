@@ -32,7 +32,7 @@ from headrace.server.failures import Failures
 from headrace.server.formats import choose_format
 from headrace.server.gate import Gate
 from headrace.server.metrics import Metrics
-from headrace.server.request_log import RequestLog
+from headrace.server.request_log import ID_HEADER, RequestLog
 from headrace.server.state import ServerState
 from headrace.server.structure import Grammars
 
@@ -104,7 +104,11 @@ def create_app(loaded: Loaded, engine: AsyncEngine, options: ServerOptions) -> F
     app.add_middleware(RequestLog, metrics=state.metrics)  # it sees what the gate refuses
     if options.cors_origins:  # outermost: a refusal must be readable for the page too
         app.add_middleware(
-            CORSMiddleware, allow_origins=options.cors_origins, allow_methods=["*"], allow_headers=["*"]
+            CORSMiddleware,
+            allow_origins=options.cors_origins,
+            allow_methods=["*"],
+            allow_headers=["*"],
+            expose_headers=["Retry-After", ID_HEADER],  # a page sees no others of ours
         )
     return app
 

@@ -83,6 +83,7 @@ def test_pages_of_the_named_origin_may_call(guarded: Scripted) -> None:
     assert answer.headers["access-control-allow-origin"] == "http://page"
     refused = patient.post(guarded.url + PATH, json=BODY, headers={"Origin": "http://page"})
     assert (refused.status_code, refused.headers["access-control-allow-origin"]) == (401, "http://page")
+    assert refused.headers["access-control-expose-headers"].lower() == "retry-after, x-request-id"
     other = patient.options(guarded.url + PATH, headers=asks | {"Origin": "http://other"})
     assert "access-control-allow-origin" not in other.headers
 
