@@ -120,7 +120,7 @@ def size_pool(
         unpacked = ", fewer unpacked_layers" if options.unpacked_layers else ""
         raise OptionError(
             "kv_memory",
-            f"{budget / 2**20:.0f} MiB hold {context} tokens of KV, but {least} need "
+            f"is {budget / 2**20:.0f} MiB here, which hold {context:,} tokens of KV, but {least:,} need "
             f"{needed / 2**20:.0f} MiB; give more memory{unpacked} or a smaller max_context",
         )
     return sizes_for(blocks), context

@@ -125,7 +125,8 @@ def test_memory_is_used_up_but_not_beyond_use() -> None:
 def test_what_cannot_be_is_refused() -> None:
     config = north()
     with pytest.raises(
-        OptionError, match=r"hold 64 tokens of KV, but 128 need .* give more memory or a smaller"
+        OptionError,
+        match=r"is \d+ MiB here, which hold 64 tokens of KV, but 128 need .* give more memory or a smaller",
     ):
         sized(config, EngineOptions(), 1.5)
     with pytest.raises(OptionError, match="max_context: is 1025, but the model was made for at most 1024"):
