@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 from headrace.model.config import Rope
 from headrace.model.presets import NORTH_MINI_CODE
 from headrace.model.sampling import MAX_LOGPROBS
-from headrace.step import isa
+from headrace.step import isa, operations
 from headrace.step.isa import FIELDS, SAMPLING, USED, WORDS, Field, Opcode, Pairing, Round
 from headrace.step.isa_header import isa_header, sizes_header
 from headrace.step.planner import build_plan
@@ -32,6 +33,11 @@ def test_every_word_and_operation_is_described() -> None:
         assert -(2**31) <= info.low <= info.high < 2**31, field
     in_use = {field for fields in USED.values() for field in fields}
     assert in_use == set(Field) - {Field.OPCODE}
+
+
+def test_every_operation_is_explained() -> None:
+    explained = re.findall(r"^([A-Z_]+)(?:  \[.*\])?$", operations.__doc__ or "", re.MULTILINE)
+    assert explained == [opcode.name for opcode in Opcode if opcode is not Opcode.END]
 
 
 def test_fields_come_with_what_they_belong_to() -> None:
