@@ -44,6 +44,13 @@ def twice_on_one_sm(words: Words) -> None:
     words[sms[0], ups[0]] = words[sms[1], attentions[1]]
 
 
+def loaders_unwaited(words: Words) -> None:
+    """No loader waits for anything."""
+    for opcode in (Opcode.ATTENTION, Opcode.EXPERT_UP, Opcode.EXPERT_DOWN):
+        for field in (Field.LOADER_COUNTER, Field.LOADER_ARRIVALS, Field.LOADER_LAG):
+            words[(*where(words, opcode), field)] = 0
+
+
 def one_tile_on(words: Words) -> None:
     """All SMs sample from tiles that begin one later than their own."""
     words[(*where(words, Opcode.SAMPLE_PICK), Field.FIRST_TILE)] += 1
@@ -486,6 +493,12 @@ ONE_FAULT = {
         assign(Opcode.ATTENTION, 0, one=False, loader_counter=0, loader_arrivals=0),
         Check.EARLY_READ,
         Opcode.ATTENTION,
+        "reads ROW_STATE",
+    ),
+    "experts of rows that the step before may still change": (
+        loaders_unwaited,
+        Check.EARLY_READ,
+        Opcode.EXPERT_UP,
         "reads ROW_STATE",
     ),
     "hidden activations that are not there yet": (
