@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import shutil
 from collections.abc import Iterator
@@ -10,7 +11,7 @@ from contextlib import ExitStack, contextmanager
 import httpx
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, BrowserContext, Page, ViewportSize, expect, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Page, Route, ViewportSize, expect, sync_playwright
 
 from headrace.server.page import endpoint
 from tests.server import patient
@@ -171,6 +172,20 @@ def test_the_figures_live(visit: Visit) -> None:
     expect(visit.page.locator("#running")).to_have_text("1")
     expect(visit.page.locator("#rate")).not_to_have_text("0.0")
     visit.page.get_by_role("button", name="Stop").click()
+
+
+def test_a_server_that_began_anew_counts_anew(context: BrowserContext, served: Scripted) -> None:
+    made = itertools.chain((500, 100), itertools.repeat(120))
+
+    def figures(route: Route) -> None:
+        route.fulfill(body=f'headrace:generation_tokens_total{{model_name="m"}} {next(made)}\n')
+
+    context.route("**/metrics", figures)
+    visit = Visit(context, served.url)
+    expect(visit.page.locator("#rate")).to_have_text("0.0")  # from 120 to 120, the fourth look
+    heights = re.findall(r",([\d.]+)", visit.page.locator("#curve").get_attribute("points") or "")
+    assert heights
+    assert max(map(float, heights)) <= 46, "no rate is below the line, which is none"
 
 
 def test_an_error_is_told_and_the_question_can_be_changed(context: BrowserContext, served: Scripted) -> None:

@@ -285,11 +285,17 @@ function figures(sums) {
   };
 }
 
+/** Whether the server has begun to count anew: what it tells is no growth of what it told before. */
+function anew(before, sums) {
+  return Object.keys(sums).some((name) => name.endsWith("_total") && sums[name] < before[name]);
+}
+
 async function look() {
   const response = await request("metrics");
   if (!response.ok) throw new Error();
   const sums = parse(await response.text());
   const time = performance.now();
+  if (looks.length && anew(looks.at(-1).sums, sums)) looks.length = 0;
   looks.push({ time, sums });
   while (looks[0].time < time - WINDOW) looks.shift();
   for (const [id, text] of Object.entries(figures(sums))) at(id).textContent = text;
