@@ -60,7 +60,6 @@ class Memory:
         self._uses: dict[Region, Uses] = defaultdict(lambda: Uses(self._never(), self._never()))
         self._keys: dict[tuple[int, int], Clocks] = defaultdict(self._never)
         self._committed = np.zeros(sms, dtype=np.int32)
-        self._rows_read = np.zeros(sms, dtype=np.int32)
 
     def _never(self) -> Clocks:
         return np.zeros(2 * self.sms, dtype=np.int32)
@@ -105,14 +104,15 @@ class Memory:
     def read_rows(self, sms: Ints, event: Event) -> Finding:
         """Loaders read their SMs' copies of ROW_STATE."""
         late = event.knows[np.arange(len(sms)), sms] < self._committed[sms]
-        self._rows_read[sms] = event.now
         return late, Check.EARLY_READ, "reads ROW_STATE before the step before has committed it"
 
-    def commit_rows(self, sms: Ints, event: Event) -> Finding:
-        """Consumers write their SMs' copies of ROW_STATE."""
-        early = event.knows[np.arange(len(sms)), self.sms + sms] < self._rows_read[sms]
+    def commit_rows(self, sms: Ints, event: Event) -> None:
+        """Consumers write their SMs' copies of ROW_STATE.
+
+        What their loaders have read for the tasks before is no longer in use: they handed those over. If one
+        reads too soon for a task after, that is found by `read_rows`.
+        """
         self._committed[sms] = event.now
-        return early, Check.OVERWRITE, "writes ROW_STATE while the loader may still use what was there"
 
 
 def ignorant(event: Event, uses: Clocks) -> Bools:

@@ -153,7 +153,7 @@ class Walk:
         if uses.appends:
             self.memory.append_keys(self.layer_of[kind], step, event)
         if uses.commits:
-            self._report(kind, sms, *self.memory.commit_rows(sms, event))
+            self.memory.commit_rows(sms, event)
 
     def _signal(self, step: int, sms: Ints) -> None:
         counters, amounts = self._at(sms, Field.SIGNAL_COUNTER), self._at(sms, Field.SIGNAL_AMOUNT)
