@@ -8,7 +8,8 @@ implemented here is an error; other unknown fields are ignored, as these files a
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -45,18 +46,92 @@ def parse_config(fields: Fields, more_end_tokens: int | list[int] | None = None)
     """The config that `fields` describe. Raises CheckpointError or ConfigError."""
     readers = {"cohere2_moe": _cohere2_moe, "llama": _llama}
     model_type = fields.get("model_type")
-    if model_type not in readers:
+    if not isinstance(model_type, str) or model_type not in readers:
         raise CheckpointError(
             f"model_type is {model_type!r}; supported are {' and '.join(readers)}: use such a checkpoint"
         )
-    for field, accepted in _PLAIN.items():
-        if fields.get(field) not in (*accepted, None):
-            raise CheckpointError(
-                f"{field} is {fields[field]!r}, which is not supported: only {accepted[0]!r} is"
-            )
-    ends = (*_end_tokens(fields.get("eos_token_id")), *_end_tokens(more_end_tokens))
+    fields = _checked(fields)
+    more = _checked({"eos_token_id": more_end_tokens})
+    ends = (*_end_tokens(fields.get("eos_token_id")), *_end_tokens(more.get("eos_token_id")))
     return readers[model_type](fields, tuple(dict.fromkeys(ends)))
 
+
+def _checked(fields: Fields) -> Fields:
+    """The fields that are given: one that is null counts as absent.
+
+    Raises CheckpointError for one that is not supported, or of the wrong kind: what uses it would fail far
+    from here, if at all.
+    """
+    given = {field: value for field, value in fields.items() if value is not None}
+    for field, accepted in _PLAIN.items():
+        if field in given and given[field] not in accepted:
+            raise CheckpointError(
+                f"{field} is {given[field]!r}, which is not supported: only {accepted[0]!r} is"
+            )
+    for names, is_right, wanted in _KINDS:
+        for field in names:
+            if field in given and not is_right(given[field]):
+                raise CheckpointError(f"{field} is {given[field]!r}: it must be {wanted}")
+    return given
+
+
+def _is_whole(value: object, *, least: int = 1) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+def _are_tokens(value: object) -> bool:
+    return all(_is_whole(token, least=0) for token in (value if isinstance(value, list) else [value]))
+
+
+def _is_positive(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0
+
+
+_KINDS: tuple[tuple[tuple[str, ...], Callable[[object], bool], str], ...] = (
+    (
+        (
+            "vocab_size", "hidden_size", "intermediate_size", "prefix_dense_intermediate_size",
+            "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim",
+            "num_experts", "num_experts_per_tok", "max_position_embeddings", "sliding_window",
+            "sliding_window_pattern", "prefix_dense_sliding_window_pattern",
+        ),
+        _is_whole,
+        "a whole number from 1 up",
+    ),
+    (
+        ("num_shared_experts", "first_k_dense_replace"),
+        partial(_is_whole, least=0),
+        "a whole number from 0 up",
+    ),
+    (
+        (
+            "rms_norm_eps", "layer_norm_eps", "logit_scale", "rope_theta",
+            "factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings",
+        ),
+        _is_positive,
+        "a number above 0",
+    ),
+    (
+        ("norm_topk_prob", "tie_word_embeddings"),
+        lambda value: isinstance(value, bool),
+        "true or false",
+    ),
+    (
+        ("layer_types", "mlp_layer_types"),
+        lambda value: isinstance(value, list) and all(isinstance(kind, str) for kind in value),
+        "a list of names",
+    ),
+    (
+        ("eos_token_id",),
+        _are_tokens,
+        "a token id or a list of them",
+    ),
+    (
+        ("rope_parameters", "rope_scaling"),
+        lambda value: isinstance(value, Mapping),
+        "an object",
+    ),
+)  # fmt: skip
 
 # Fields that would change the maths, and the values that do not.
 _PLAIN: dict[str, tuple[object, ...]] = {
@@ -66,6 +141,7 @@ _PLAIN: dict[str, tuple[object, ...]] = {
     "use_qk_norm": (False,),
     "use_parallel_block": (True,),
     "quantization_config": (None,),
+    "partial_rotary_factor": (1.0,),
 }
 
 
@@ -77,9 +153,8 @@ def _cohere2_moe(fields: Fields, ends: tuple[int, ...]) -> ModelConfig:
         )
     rms_eps = fields.get("rms_norm_eps")
     theta, scaling = _rope(fields)
-    tied = fields.get("tie_word_embeddings")
     return ModelConfig(
-        **_sizes(fields, head_dim=fields.get("head_dim") or 128),
+        **_sizes(fields, head_dim=fields.get("head_dim", 128)),
         family="cohere2_moe",
         layers=_cohere2_layers(fields),
         parallel_block=True,
@@ -87,7 +162,7 @@ def _cohere2_moe(fields: Fields, ends: tuple[int, ...]) -> ModelConfig:
         norm_eps=fields.get("layer_norm_eps", 1e-5) if rms_eps is None else rms_eps,
         rope_theta=theta,
         rope_scaling=scaling,
-        tied_head=True if tied is None else tied,
+        tied_head=fields.get("tie_word_embeddings", True),
         logit_scale=fields.get("logit_scale", 0.0625),
         eos_token_ids=ends,
     )
@@ -95,7 +170,7 @@ def _cohere2_moe(fields: Fields, ends: tuple[int, ...]) -> ModelConfig:
 
 def _cohere2_layers(fields: Fields) -> tuple[LayerConfig, ...]:
     layers = _need(fields, "num_hidden_layers")
-    dense_first = fields.get("first_k_dense_replace") or 0
+    dense_first = fields.get("first_k_dense_replace", 0)
     prefix_pattern = fields.get("prefix_dense_sliding_window_pattern", 1)
     pattern = fields.get("sliding_window_pattern", 4)
     attention = fields.get("layer_types")
@@ -127,7 +202,7 @@ def _cohere2_layers(fields: Fields) -> tuple[LayerConfig, ...]:
 
 
 def _sparse(fields: Fields) -> MoEMLP:
-    shared = fields.get("num_shared_experts") or 0
+    shared = fields.get("num_shared_experts", 0)
     strategy = fields.get("shared_expert_combination_strategy", "average")
     if shared and strategy not in ("average", "sum"):
         raise CheckpointError(
@@ -144,7 +219,7 @@ def _sparse(fields: Fields) -> MoEMLP:
 
 
 def _llama(fields: Fields, ends: tuple[int, ...]) -> ModelConfig:
-    if fields.get("sliding_window") is not None:
+    if "sliding_window" in fields:
         raise CheckpointError(
             "sliding_window is set, which is not supported for llama: remove it if it is unused"
         )
@@ -153,7 +228,7 @@ def _llama(fields: Fields, ends: tuple[int, ...]) -> ModelConfig:
     mlp = DenseMLP(width=_need(fields, "intermediate_size"))
     layer = LayerConfig(window=None, rope=Rope.HALF_SPLIT, mlp=mlp)
     return ModelConfig(
-        **_sizes(fields, head_dim=fields.get("head_dim") or hidden // heads),
+        **_sizes(fields, head_dim=fields.get("head_dim", hidden // heads)),
         family="llama",
         layers=(layer,) * _need(fields, "num_hidden_layers"),
         parallel_block=False,
@@ -161,7 +236,7 @@ def _llama(fields: Fields, ends: tuple[int, ...]) -> ModelConfig:
         norm_eps=fields.get("rms_norm_eps", 1e-6),
         rope_theta=theta,
         rope_scaling=scaling,
-        tied_head=bool(fields.get("tie_word_embeddings", False)),
+        tied_head=fields.get("tie_word_embeddings", False),
         eos_token_ids=ends,
     )
 
@@ -172,7 +247,7 @@ def _sizes(fields: Fields, *, head_dim: int) -> dict[str, Any]:
         "vocab_size": _need(fields, "vocab_size"),
         "hidden_size": _need(fields, "hidden_size"),
         "num_heads": heads,
-        "num_kv_heads": fields.get("num_key_value_heads") or heads,
+        "num_kv_heads": fields.get("num_key_value_heads", heads),
         "head_dim": head_dim,
         "max_positions": _need(fields, "max_position_embeddings"),
     }
@@ -180,9 +255,14 @@ def _sizes(fields: Fields, *, head_dim: int) -> dict[str, Any]:
 
 def _rope(fields: Fields) -> tuple[float, RopeScaling | None]:
     """The base, and the scaling if there is one: from `rope_parameters`, or from the two older fields."""
-    rope = dict(fields.get("rope_scaling") or {})
-    rope.update(fields.get("rope_parameters") or {})
-    theta = float(rope.get("rope_theta") or fields.get("rope_theta") or 10000.0)
+    given = {**fields.get("rope_scaling", {}), **fields.get("rope_parameters", {})}
+    if kinds := [field for field, value in given.items() if isinstance(value, Mapping)]:
+        raise CheckpointError(
+            f"rope_parameters differ by kind of layer ({', '.join(kinds)}), which is not supported: only one "
+            "rotary embedding for all layers is"
+        )
+    rope = _checked(given)
+    theta = float(rope.get("rope_theta", fields.get("rope_theta", 10000.0)))
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind == "default":
         return theta, None

@@ -319,6 +319,27 @@ WRONG_CONFIGS: dict[str, tuple[dict[str, Any], str]] = {
         {"num_shared_experts": 1, "shared_expert_combination_strategy": "max"},
         "only average and sum exist",
     ),
+    "a part of each head": ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5"),
+    "a part, where rope is described": (
+        {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}},
+        "partial_rotary_factor is 0.5",
+    ),
+    "rope by kind of layer": (
+        {
+            "rope_parameters": {
+                "full_attention": {"rope_theta": 1e6},
+                "sliding_attention": {"rope_theta": 1e4},
+            }
+        },
+        "differ by kind of layer",
+    ),
+    "a number as text": ({"num_hidden_layers": "9"}, "num_hidden_layers is '9': it must be a whole number"),
+    "a size of 0": ({"vocab_size": 0}, "vocab_size is 0: it must be a whole number from 1 up"),
+    "yes for true": ({"norm_topk_prob": "yes"}, "norm_topk_prob is 'yes': it must be true or false"),
+    "no number": ({"rms_norm_eps": [1e-6]}, "it must be a number above 0"),
+    "layer types by count": ({"layer_types": 9}, "layer_types is 9: it must be a list of names"),
+    "scaling by number": ({"rope_scaling": 8.0}, "rope_scaling is 8.0: it must be an object"),
+    "end token as text": ({"eos_token_id": "3"}, "eos_token_id is '3': it must be a token id"),
 }
 
 
@@ -328,6 +349,13 @@ def test_unsupported_configs(fields: dict[str, Any], message: str, north: Refere
     change_config(folder, **fields)
     with pytest.raises(CheckpointError, match=rf"config\.json: .*{message}"):
         load(folder)
+
+
+def test_null_counts_as_absent(reference: MakeReference) -> None:
+    for family, field in (("llama", "rms_norm_eps"), ("cohere2_moe", "logit_scale")):
+        fields = json.loads((reference(family).folder / "config.json").read_text())
+        without = {name: value for name, value in fields.items() if name != field}
+        assert parse_config(fields | {field: None}) == parse_config(without)
 
 
 def test_llama_with_a_window(reference: MakeReference, tmp_path: Path) -> None:
