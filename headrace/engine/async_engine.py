@@ -14,11 +14,14 @@ from headrace.model.sampling import SamplingParams
 
 logger = logging.getLogger(__name__)
 
+_CLOSED = "the engine is shutting down"
+
 
 class AsyncEngine:
     """Calls `engine.step()` while there is work and sleeps otherwise.
 
-    An exception on that thread ends every request with an error and the engine with it: `error` says why.
+    Whatever is raised on that thread ends every request with an error and the engine with it: `error` says
+    why.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -49,7 +52,7 @@ class AsyncEngine:
         if self.error is not None:
             return self.error
         if self._closed:
-            return "the server is shutting down"
+            return _CLOSED
         return None if self._ready.is_set() and self._thread.is_alive() else "the engine has not started yet"
 
     @property
@@ -85,7 +88,9 @@ class AsyncEngine:
         with self._wake:
             self._closed = True
             self._wake.notify()
-        if self._thread.is_alive():
+        if self._thread.ident is None:  # never started: nobody else would tell those who wait
+            self._engine.fail(_CLOSED)
+        elif self._thread.is_alive():
             self._thread.join()
 
     def submit(
@@ -122,11 +127,11 @@ class AsyncEngine:
                     pass
                 if not self._closed:
                     self._engine.check()
-        except Exception as error:
+        except BaseException as error:  # a panic in a library written in Rust is no Exception
             logger.exception("the engine failed")
             self.error = f"the engine failed: {error}"
         self._ready.set()
-        self._engine.fail(self.error or "the server is shutting down")
+        self._engine.fail(self.error or _CLOSED)
 
     def _wait_for_work(self) -> bool:
         """Sleep until there is something to do. False once the engine has been closed."""

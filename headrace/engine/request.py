@@ -86,7 +86,8 @@ _ids = itertools.count()
 class Request:
     """One prompt and its continuation. Owned by the engine's thread once it has been submitted.
 
-    `sink` is called on the engine's thread with every Output; it must not block.
+    `sink` is called on the engine's thread with every Output; it must not block, and what it raises ends the
+    engine.
     """
 
     prompt: list[int]

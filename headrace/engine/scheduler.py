@@ -255,11 +255,11 @@ class Scheduler:
         request.admitted = time.monotonic()
         request.cached_tokens = sequence.computed
         length = len(request.prompt)
-        looked_up = self.blocks.cache is not None
-        self.counters.count_prompt(length, cached=sequence.computed, looked_up=looked_up)
-        if self.blocks.cache is None or length < LONG_PROMPT or sequence.computed >= length // 2:
+        cache = None if request.wants_scores else self.blocks.cache
+        self.counters.count_prompt(length, cached=sequence.computed, looked_up=cache is not None)
+        if cache is None or length < LONG_PROMPT or sequence.computed >= length // 2:
             return
-        difference = self.blocks.cache.difference(request.prompt)
+        difference = cache.difference(request.prompt)
         if difference is not None:
             position, known, given = difference
             logger.info(
@@ -323,5 +323,5 @@ class Scheduler:
         """Raise RuntimeError if blocks or slots have leaked. Cheap enough for idle moments, not for steps."""
         self.blocks.check(sequence.blocks for sequence in self.running)
         slots = sorted(self._free_slots + [sequence.slot for sequence in self.running])
-        if slots != list(range(len(slots))):
-            raise RuntimeError(f"slots {slots} are not each used once")
+        if slots != list(range(self.slots)):
+            raise RuntimeError(f"slots {slots} are not each of {self.slots} once")

@@ -101,6 +101,40 @@ def test_a_failing_backend_ends_everything_with_an_error(caplog: pytest.LogCaptu
     assert "the engine failed" in caplog.text
 
 
+class Panic(BaseException):
+    """As what a panic in a library written in Rust becomes: no Exception."""
+
+
+class Panics(LedgerBackend):
+    def prefill(self, chunks: Sequence[Span]) -> None:
+        raise Panic("index out of bounds")
+
+
+def test_a_panic_ends_everything_with_an_error_too() -> None:
+    inner, _ = ledger_engine({FULL: 32})
+    inner._prefiller = Panics(window=None, max_rows=4, max_steps=1)
+    engine = AsyncEngine(inner)
+    engine.start()
+    sink = Sink()
+    engine.submit(prompt_of(1, 10), SamplingParams(), sink)
+    assert sink.done.wait(WAIT)
+    assert sink.outputs[-1].error == "the engine failed: index out of bounds"
+    until(lambda: engine.dead)
+    with pytest.raises(EngineDeadError, match="index out of bounds"):
+        engine.submit(prompt_of(1, 10), SamplingParams(), sink)
+
+
+def test_closing_what_was_never_started_ends_what_waits() -> None:
+    inner, _ = ledger_engine({FULL: 32})
+    engine = AsyncEngine(inner)
+    sink = Sink()
+    engine.submit(prompt_of(1, 10), SamplingParams(), sink)
+    engine.close()
+    assert sink.outputs[-1].error == "the engine is shutting down"
+    with pytest.raises(EngineDeadError):
+        engine.submit(prompt_of(1, 10), SamplingParams(), sink)
+
+
 def test_closing_ends_what_runs() -> None:
     inner, _ = ledger_engine({FULL: 32})
     engine = AsyncEngine(inner)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Iterator, Sequence
 
@@ -16,7 +17,7 @@ from headrace.model.config import KVGroup
 from headrace.model.sampler import Sampled
 from headrace.model.sampling import SamplingParams
 from tests.engine.ledger import Client, ledger_engine, prompt_of
-from tests.engine.test_engine import CancelsDuringTheCall, run, submit, text_engine
+from tests.engine.test_engine import CancelsDuringTheCall, ScoringLedger, run, submit, text_engine
 from tests.waiting import WAIT
 
 FULL = KVGroup.FULL
@@ -57,6 +58,22 @@ def test_cached_tokens(prefix_cache: bool) -> None:
     assert engine.counters.prompt_tokens == 200
     assert engine.counters.cached_tokens == (64 if prefix_cache else 0)
     assert engine.counters.looked_up_tokens == (200 if prefix_cache else 0)
+
+
+def test_a_prompt_to_be_scored_is_not_looked_up(caplog: pytest.LogCaptureFixture) -> None:
+    """So the cache has not missed it, and nobody has to be told where it left what is known."""
+    engine, _ = ledger_engine({FULL: 64}, prefix_cache=True, max_context=2000, ledger=ScoringLedger)
+    submit(engine, Client(engine), 1, 1200, max_tokens=1)
+    run(engine)
+    with caplog.at_level(logging.INFO):
+        submit(engine, Client(engine), 2, 1200, max_tokens=1, prompt_logprobs=0)
+        run(engine)
+        assert not caplog.records
+        submit(engine, Client(engine), 3, 1200, max_tokens=1)
+        run(engine)
+        assert "0 of its 1200 tokens are cached" in caplog.text
+    assert engine.counters.prompt_tokens == 3600
+    assert engine.counters.looked_up_tokens == 2400
 
 
 def test_a_preempted_request_is_counted_once() -> None:

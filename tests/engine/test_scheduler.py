@@ -95,3 +95,13 @@ def test_a_stream_of_short_requests_does_not_starve_a_long_one() -> None:
         engine.submit(prompt_of(number, 64), SamplingParams(max_tokens=1), partial(client.sink, number))
         engine.step()
         assert number < 60, "half of every budget is 32 tokens: 1,000 take 32 steps"
+
+
+@pytest.mark.parametrize("slot", [0, 3])
+def test_a_slot_that_is_lost_is_noticed(slot: int) -> None:
+    """Also the last, without which the others look complete."""
+    engine, _ = ledger_engine({FULL: 8}, max_sequences=4)
+    engine.check()
+    engine._scheduler._free_slots.remove(slot)
+    with pytest.raises(RuntimeError, match="are not each of 4 once"):
+        engine.check()
