@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from headrace.engine.prefix import Node, PrefixCache
+from headrace.engine.prefix import Node, PrefixCache, path_to
 from headrace.model.config import KVGroup
 from headrace.model.kv import BLOCK_TOKENS, NO_BLOCK, blocks_for, first_visible_block
 
@@ -79,12 +79,14 @@ class SequenceBlocks:
 
     `capacity` counts the positions that the tables reach; before a query at `trim_at` there is nothing to
     give back or to remember. Both let a step that needs no change pass at the price of one comparison.
-    `node` is the last of its blocks that the prefix cache knows, `gave` where it left a tail to others.
+    `node` is the last of its blocks that the prefix cache knows, `gave` where it left a tail to others. The
+    first `adopted` blocks were there before it.
     """
 
     tables: dict[KVGroup, list[int]]
     node: Node | None = None
     gave: list[Node] = field(default_factory=list)
+    adopted: int = 0
     given_back: int = 0
     capacity: int = 0
     trim_at: int = 0
@@ -115,7 +117,7 @@ class BlockManager:
         position = node.depth * BLOCK_TOKENS
         for group, blocks in self.cache.take(node).items():
             sequence.tables[group] += [NO_BLOCK] * (node.depth - len(blocks)) + blocks
-        sequence.node, sequence.capacity = node, position
+        sequence.node, sequence.adopted, sequence.capacity = node, node.depth, position
         sequence.given_back = sequence.tables.get(KVGroup.SLIDING, []).count(NO_BLOCK)
         return position
 
@@ -230,18 +232,27 @@ class BlockManager:
             table.clear()
         sequence.node = None
         sequence.gave.clear()
-        sequence.given_back = sequence.capacity = sequence.trim_at = 0
+        sequence.adopted = sequence.given_back = sequence.capacity = sequence.trim_at = 0
 
     def forget(self, sequence: SequenceBlocks) -> None:
         """Let the cache forget the blocks of a sequence whose KV is not to be read again.
 
-        Not those from which others have gone on: if these fail too, the last of them brings it here.
+        What it wrote goes with all that follows: whoever has gone on from there has read it, or has the same
+        tokens in blocks of its own, which the cache gets later. Of what it adopted, that stays from which
+        others have gone on: if these fail too, the last of them brings it here.
         """
         if self.cache is None or sequence.node is None:
             return
         for node in sequence.gave:  # the blocks may be another's, and sound, but these tails are not
             self.cache.forget_tail(node)
-        self.cache.forget(sequence.node)
+        table, adopted = sequence.tables[KVGroup.FULL], sequence.adopted
+        last = sequence.node
+        for node in path_to(sequence.node):  # the last first
+            if node.depth > adopted and node.block == table[node.depth - 1] and not node.detached:
+                self.cache.drop(node)
+        while last.detached and last.parent is not None:
+            last = last.parent
+        self.cache.forget(last)
 
     def cached(self, group: KVGroup) -> int:
         """How many blocks only the cache owns; they make way for sequences."""

@@ -88,7 +88,7 @@ class PrefixCache:
 
     def take(self, node: Node) -> dict[KVGroup, list[int]]:
         """Block tables up to `node`, shared with the caller; the sliding one begins with its tail."""
-        path = list(_path(node))
+        path = list(path_to(node))
         stamp = next(self._clock)
         for each in path:
             self._touch(each, stamp)
@@ -124,7 +124,7 @@ class PrefixCache:
             node.tail = list(tail)
         stamp = next(self._clock)
         self._touch_tail(node, stamp)
-        for each in _path(node):
+        for each in path_to(node):
             self._touch(each, stamp)
         self._compact()
 
@@ -132,12 +132,20 @@ class PrefixCache:
         """Whether a tail at `node` would spare those who go on there enough, beside the tails above it."""
         if self._sliding is None:
             return False
-        usable = next((each.depth for each in _path(node) if each.tail is not None), 0)
+        usable = next((each.depth for each in path_to(node) if each.tail is not None), 0)
         return (node.depth - usable) * BLOCK_TOKENS >= LEAST_SPARED
 
     def forget_tail(self, node: Node) -> None:
         """Let nobody go on after `node` any more."""
         self._drop_tail(node)
+
+    def drop(self, node: Node) -> None:
+        """Drop `node` and all that follows it, whoever else owns these blocks."""
+        subtree = [node]
+        for each in subtree:
+            subtree += each.children.values()
+        for each in reversed(subtree):
+            self._drop(each)
 
     def forget(self, node: Node) -> None:
         """Drop `node` and what is above it, as far as no two sequences own these blocks."""
@@ -254,7 +262,7 @@ def _is_current_tail(entry: Entry) -> bool:
     return entry[0] == entry[-1].tail_stamp and entry[-1].tail is not None
 
 
-def _path(node: Node) -> Iterator[Node]:
+def path_to(node: Node) -> Iterator[Node]:
     """The node and what is above it, without the root."""
     while node.parent is not None:
         yield node

@@ -7,12 +7,14 @@ from dataclasses import replace
 import pytest
 import torch
 
+from headrace.engine.blocks import BlockManager
 from headrace.engine.build import build_engine
 from headrace.engine.engine import Engine
 from headrace.engine.options import EngineOptions
 from headrace.engine.prefix import PrefixCache
 from headrace.engine.request import FinishReason, Output
 from headrace.model import paging
+from headrace.model.config import KVGroup
 from headrace.model.sampling import SamplingParams
 from headrace.model.synthetic import synthetic_model
 from headrace.model.tokenizer import Tokenizer
@@ -109,9 +111,47 @@ def test_blocks_that_are_not_cleared_spoil_others(
 def test_a_cache_that_does_not_forget_is_noticed(
     model: Model, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(PrefixCache, "forget", lambda *_: None)
+    monkeypatch.setattr(BlockManager, "forget", lambda *_: None)
     with pytest.raises(AssertionError):
         test_its_blocks_serve_again(model, tokenizer, True)
+
+
+def run_beside_one_that_fails(model: Model, tokenizer: Tokenizer) -> list[int]:
+    """What a prompt gives a second time, the first time of which ran beside one that begins alike and fails.
+
+    Both had the same tokens in blocks of their own, and the cache those of the one that fails.
+    """
+    engine = small_engine(model, tokenizer, kv_memory=None)
+    longer = [token % POISON for token in range(7, 7 + 250)]
+    failed: list[Output] = []
+    sound: list[Output] = []
+    engine.submit(longer[:150], replace(GREEDY, max_tokens=50), failed.append)
+    engine.submit(longer, GREEDY, sound.append)
+    while not failed:
+        engine.step()
+    first, second = engine._scheduler.running
+    [mine, others] = [sequence.blocks.tables[KVGroup.FULL] for sequence in (first, second)]
+    assert not set(mine) & set(others)
+    engine._prefiller._cache.pages[0][mine[1]] = torch.nan  # type: ignore[attr-defined]
+    while engine.step():
+        pass
+    assert_failed(failed, made=len(tokens_of(failed)))
+    assert tokens_of(sound) == greedy(model, longer, 8)
+    engine.check()
+    [outputs] = serve(engine, [(longer, GREEDY)])
+    return tokens_of(outputs)
+
+
+def test_what_it_wrote_serves_nobody_with_the_same_tokens(model: Model, tokenizer: Tokenizer) -> None:
+    longer = [token % POISON for token in range(7, 7 + 250)]
+    assert run_beside_one_that_fails(model, tokenizer) == greedy(model, longer, 8)
+
+
+def test_what_others_went_on_from_would_serve_them(
+    model: Model, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(PrefixCache, "drop", lambda *_: None)
+    assert run_beside_one_that_fails(model, tokenizer) == []
 
 
 def test_a_prefix_that_others_use_stays(model: Model, tokenizer: Tokenizer) -> None:
