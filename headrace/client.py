@@ -16,7 +16,8 @@ class ServerError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A piece of a streamed answer. The last one has no text but says why the answer ended and its tokens.
+    """A piece of a streamed answer. The last one has no text but says why the answer ended and its tokens, as
+    far as the server tells.
 
     `reasoning` is what the model thinks before it speaks, `call` a part of a tool call as one can read it.
     """
@@ -35,9 +36,14 @@ class Client:
     """
 
     def __init__(self, url: str, *, timeout: float = 600.0) -> None:
-        parts = urlsplit(url)
+        wrong = ValueError(f"{url!r} is not the address of a server: give one like http://127.0.0.1:8000")
+        try:
+            parts = urlsplit(url)
+            self._port = parts.port
+        except ValueError as error:  # of a port that is no number, say
+            raise wrong from error
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError(f"{url!r} is not the address of a server: give one like http://127.0.0.1:8000")
+            raise wrong
         self.url = url
         self._parts = parts
         self._prefix = parts.path.rstrip("/").removesuffix("/v1")
@@ -46,8 +52,8 @@ class Client:
     def is_healthy(self) -> bool:
         """Whether the server answers that it is well; False also while nothing listens there."""
         try:
-            return bool(self._get("/health").get("status") == "ok")
-        except ServerError:
+            return bool(self._get("/health")["status"] == "ok")
+        except (ServerError, LookupError, TypeError):
             return False
 
     def model(self) -> str:
@@ -80,11 +86,14 @@ class Client:
             )
             yield from _pieces(response)
         except (OSError, http.client.HTTPException) as error:
-            raise ServerError(f"lost the connection to {self.url}: {error}") from error
+            raise self._lost(error) from error
         except (ValueError, LookupError, TypeError) as error:
             raise self._foreign() from error
         finally:
             connection.close()
+
+    def _lost(self, error: Exception) -> ServerError:
+        return ServerError(f"lost the connection to {self.url}: {error}")
 
     def _foreign(self) -> ServerError:
         return ServerError(f"{self.url} does not answer as an OpenAI-compatible server does")
@@ -93,6 +102,8 @@ class Client:
         connection = self._connect()
         try:
             return json.loads(self._send(connection, "GET", path).read())
+        except (OSError, http.client.HTTPException) as error:
+            raise self._lost(error) from error
         except ValueError as error:
             raise self._foreign() from error
         finally:
@@ -102,8 +113,8 @@ class Client:
         host = self._parts.hostname
         assert host is not None
         if self._parts.scheme == "https":
-            return http.client.HTTPSConnection(host, self._parts.port, timeout=self._timeout)
-        return http.client.HTTPConnection(host, self._parts.port, timeout=self._timeout)
+            return http.client.HTTPSConnection(host, self._port, timeout=self._timeout)
+        return http.client.HTTPConnection(host, self._port, timeout=self._timeout)
 
     def _send(
         self, connection: http.client.HTTPConnection, method: str, path: str, body: Any = None
@@ -125,22 +136,24 @@ class Client:
 
 def _pieces(response: http.client.HTTPResponse) -> Iterator[Piece]:
     reason: str | None = None
+    tokens: int | None = None
     for line in response:
-        if not line.startswith(b"data: "):
+        if not line.startswith(b"data:"):
             continue
-        data = line.removeprefix(b"data: ").strip()
+        data = line.removeprefix(b"data:").strip()
         if data == b"[DONE]":
+            yield Piece("", reason, tokens)
             return
         event = json.loads(data)
         if "error" in event:
             raise ServerError(event["error"]["message"])
         for choice in event["choices"]:
-            reason = choice["finish_reason"] or reason
+            reason = choice.get("finish_reason") or reason
             piece = _piece(choice["delta"])
             if piece != Piece():
                 yield piece
         if event.get("usage"):
-            yield Piece("", reason, event["usage"]["completion_tokens"])
+            tokens = event["usage"]["completion_tokens"]
     raise ServerError("the server broke off its answer")
 
 

@@ -137,14 +137,16 @@ def _speak(answer: Answer, messages: Messages) -> dict[str, Any]:
     message. What there was of one that the user stopped counts as the answer.
     """
     told = _Told()
+    tokens: int | None = None
     start = time.monotonic()
     with contextlib.closing(answer(messages)) as pieces:
         try:
             for piece in pieces:
                 told.add(piece)
-                if piece.completion_tokens is not None:
-                    console.out.print()
-                    console.say_rate(piece.completion_tokens, time.monotonic() - start)
+                tokens = piece.completion_tokens
+            console.out.print()
+            if tokens is not None:
+                console.say_rate(tokens, time.monotonic() - start)
         except KeyboardInterrupt:
             console.out.print()
             console.err.print("[dim]Stopped.[/]")

@@ -61,13 +61,50 @@ def test_streams_that_go_wrong(body: str, message: str) -> None:
         thread.join()
 
 
-def _answer_once(listener: socket.socket, body: str) -> None:
+def _answer_once(listener: socket.socket, body: str, cut: int = 0) -> None:
+    """Answer a request with a body, `cut` characters of which are promised but not sent."""
     connection, _ = listener.accept()
     with connection:
         connection.recv(10000)
-        connection.sendall(f"HTTP/1.1 200 OK\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode())
+        sent = body[: len(body) - cut]
+        connection.sendall(f"HTTP/1.1 200 OK\r\nContent-Length: {len(body)}\r\n\r\n{sent}".encode())
 
 
-def test_other_addresses() -> None:
+@pytest.mark.parametrize("url", ["localhost:8000", "http://", "http://localhost:port", "http://[::1", ""])
+def test_other_addresses(url: str) -> None:
     with pytest.raises(ValueError, match="give one like http://"):
-        Client("localhost:8000")
+        Client(url)
+
+
+@pytest.mark.parametrize(("body", "cut"), [('["status"]', 0), ('"status"', 0), ('{"status": "ok"}', 3)])
+def test_what_answers_otherwise_is_not_healthy(body: str, cut: int) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=_answer_once, args=(listener, body, cut))
+        thread.start()
+        assert not Client(f"http://127.0.0.1:{listener.getsockname()[1]}").is_healthy()
+        thread.join()
+
+
+def test_an_answer_that_breaks_off_is_a_server_error() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=_answer_once, args=(listener, '{"data": [{"id": "x"}]}', 3))
+        thread.start()
+        with pytest.raises(ServerError, match="lost the connection to"):
+            Client(f"http://127.0.0.1:{listener.getsockname()[1]}").model()
+        thread.join()
+
+
+def test_a_stream_as_others_write_it() -> None:
+    """No space after the colon, no reason before there is one, no usage: all of it is allowed."""
+    events = [
+        '{"choices": [{"delta": {"content": "Hello"}}]}',
+        '{"choices": [{"delta": {}, "finish_reason": "stop"}]}',
+        "[DONE]",
+    ]
+    body = "".join(f"data:{event}\n\n" for event in events)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=_answer_once, args=(listener, body))
+        thread.start()
+        pieces = Client(f"http://127.0.0.1:{listener.getsockname()[1]}").chat([])
+        assert list(pieces) == [Piece("Hello"), Piece("", "stop", None)]
+        thread.join()
