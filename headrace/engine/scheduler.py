@@ -64,14 +64,14 @@ class Plan:
 def shares(prefilling: list[Sequence], budget: int) -> list[tuple[Sequence, int]]:
     """How many prompt tokens each of `prefilling`, in order of admission, may take of the budget.
 
-    Small prompts pass big ones: what is shortest goes first. The oldest keeps half of the budget, so that a
-    stream of small ones cannot starve it.
+    Small prompts pass big ones: what is shortest goes first. The oldest keeps half of the budget, rounded up,
+    so that a stream of small ones cannot starve it. It always gets on: where a pool is full, nobody else may.
     """
     if not prefilling:
         return []
     left = {sequence: sequence.to_feed for sequence in prefilling}
     oldest = prefilling[0]
-    given = {oldest: min(left[oldest], budget // 2)}
+    given = {oldest: min(left[oldest], budget - budget // 2)}
     budget -= given[oldest]
     for sequence in sorted(prefilling[1:], key=lambda sequence: left[sequence]):
         given[sequence] = min(left[sequence], budget)

@@ -44,6 +44,28 @@ def test_the_oldest_takes_no_more_than_it_needs() -> None:
     assert budget_of(11, 1001, budget=96) == [10, 86]
 
 
+def test_a_budget_of_one_token_is_the_oldests() -> None:
+    assert budget_of(1000, 100, budget=1) == [1, 0]
+
+
+def test_a_full_pool_stops_nobody_for_ever_whatever_the_budget() -> None:
+    """The oldest has a block of the two, and a younger one the other, of which it needs one more."""
+    engine, _ = ledger_engine({FULL: 2}, chunk_tokens=1, max_context=128)
+    client = Client(engine)
+    requests = []
+    for number, length in ((1, 41), (2, 94), (3, 96)):
+        client.tokens[number] = []
+        params = SamplingParams(max_tokens=3)
+        requests.append(engine.submit(prompt_of(number, length), params, partial(client.sink, number)))
+    for _ in range(38):
+        engine.step()
+    engine.cancel(requests[0])
+    for _ in range(1000):
+        if not engine.step():
+            break
+    assert {2, 3} <= set(client.reasons)
+
+
 def test_no_prompts_no_shares() -> None:
     assert shares([], 96) == []
 
