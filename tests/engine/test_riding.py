@@ -43,6 +43,13 @@ class Whim(Pace):
         return free > 0 and self._random.random() < 0.4
 
 
+class Untimed(Pace):
+    """Learns nothing: how long the ledger takes is not what these tests are about."""
+
+    def observe(self, **measured: float) -> None:
+        return
+
+
 class Always(Pace):
     """Lets all that is left ride, however long it takes."""
 
@@ -59,6 +66,7 @@ def submit(engine: Engine, client: Client, number: int, length: int, **params: o
 def riding_engine(**options: object) -> tuple[Engine, LedgerBackend, Client]:
     """An engine with 16 rows a step that has answered a prompt of 200 tokens (number 1)."""
     given = {"prefix_cache": True, "riding_rows": 16, "max_context": 700} | options
+    given.setdefault("pace", Untimed(most=int(given.pop("chunk_tokens", 96)), gap=1e9))  # type: ignore[call-overload]
     engine, backend = ledger_engine({FULL: 40}, **given)  # type: ignore[arg-type]
     client = Client(engine)
     submit(engine, client, 1, 200, max_tokens=1)
