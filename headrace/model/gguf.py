@@ -87,34 +87,35 @@ class GGUFFile:
             raise CheckpointError(f"{self.path}: rope scaling of type {scaling!r} is not supported")
         if self.value("llama.expert_count", 0):
             raise CheckpointError(f"{self.path}: llama models with experts are not supported")
-        hidden = self.value("llama.embedding_length")
-        heads = self.value("llama.attention.head_count")
-        head_dim = self.value("llama.attention.key_length", hidden // heads)
+        hidden = self._whole("llama.embedding_length")
+        heads = self._whole("llama.attention.head_count")
+        head_dim = self._whole("llama.attention.key_length", hidden // heads)
         if self.value("llama.rope.dimension_count", head_dim) != head_dim:
             raise CheckpointError(f"{self.path}: rotary embedding of a part of each head is not supported")
-        theta = self.value("llama.rope.freq_base", 10000.0)
-        mlp = DenseMLP(width=self.value("llama.feed_forward_length"))
+        theta = self._positive("llama.rope.freq_base", 10000.0)
+        mlp = DenseMLP(width=self._whole("llama.feed_forward_length"))
         layer = LayerConfig(window=None, rope=Rope.HALF_SPLIT, mlp=mlp)
-        end = self.value("tokenizer.ggml.eos_token_id", -1)
-        turn_end = self.value("tokenizer.ggml.eot_token_id", -1)
+        ends = [  # of a text, of a turn, of a message after which a tool's result comes
+            self._whole(f"tokenizer.ggml.{name}_token_id", -1, least=-1) for name in ("eos", "eot", "eom")
+        ]
         return ModelConfig(
             family="llama",
             vocab_size=int(self.stored["token_embd.weight"].shape[1])
             if "token_embd.weight" in self.stored
-            else self.value("llama.vocab_size"),
+            else self._whole("llama.vocab_size"),
             hidden_size=hidden,
             num_heads=heads,
-            num_kv_heads=self.value("llama.attention.head_count_kv", heads),
+            num_kv_heads=self._whole("llama.attention.head_count_kv", heads),
             head_dim=head_dim,
-            layers=(layer,) * self.value("llama.block_count"),
+            layers=(layer,) * self._whole("llama.block_count"),
             parallel_block=False,
             norm=Norm.RMS,
-            norm_eps=self.value("llama.attention.layer_norm_rms_epsilon"),
+            norm_eps=self._positive("llama.attention.layer_norm_rms_epsilon"),
             rope_theta=theta,
             rope_scaling=self._rope_scaling(theta, head_dim),
-            max_positions=self.value("llama.context_length"),
+            max_positions=self._whole("llama.context_length"),
             tied_head="output.weight" not in self.stored,
-            eos_token_ids=tuple(dict.fromkeys(token for token in (end, turn_end) if token >= 0)),
+            eos_token_ids=tuple(dict.fromkeys(token for token in ends if token >= 0)),
         )
 
     def _rope_scaling(self, theta: float, head_dim: int) -> RopeScaling | None:
@@ -149,6 +150,21 @@ class GGUFFile:
         if default is None:
             raise CheckpointError(f"{self.path}: the metadata lack {key}: the file is not complete")
         return default
+
+    def _whole(self, key: str, default: int | None = None, *, least: int = 1) -> int:
+        """As `value`; a list, as of layers that differ, is refused as well."""
+        value = self.value(key, default)
+        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            raise CheckpointError(
+                f"{self.path}: {key} is {value!r:.60}; only one whole number from {least} up is supported"
+            )
+        return value
+
+    def _positive(self, key: str, default: float | None = None) -> float:
+        value = self.value(key, default)
+        if not isinstance(value, (int, float)) or isinstance(value, bool) or not value > 0:
+            raise CheckpointError(f"{self.path}: {key} is {value!r:.60}; it must be a number above 0")
+        return value
 
 
 class _Reader(gguf.GGUFReader):  # type: ignore[misc]  # the library has no types

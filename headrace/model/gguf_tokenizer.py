@@ -44,7 +44,6 @@ def _llama3() -> Any:
 
 
 _SPLITS: dict[str, Callable[[], Any]] = {
-    "default": _gpt2,
     "gpt-2": _gpt2,
     "smollm": _smollm,
     "llama-bpe": _llama3,
@@ -58,7 +57,7 @@ def read_tokenizer(file: GGUFFile) -> Any:
     Raises CheckpointError for a tokenizer that is not byte-level BPE, or is split in an unknown way.
     """
     kind = file.value("tokenizer.ggml.model")
-    split = file.value("tokenizer.ggml.pre", "default")
+    split = file.value("tokenizer.ggml.pre", "default")  # llama.cpp's guess, which it warns of: refused here
     if kind != "gpt2" or split not in _SPLITS:
         raise CheckpointError(
             f"{file.path}: its tokenizer ({kind}, {split}) is not supported: "
@@ -68,7 +67,8 @@ def read_tokenizer(file: GGUFFile) -> Any:
     merges = [tuple(merge.split(" ")) for merge in file.value("tokenizer.ggml.merges")]
     vocabulary = {token: index for index, token in enumerate(tokens)}
     # Llama 3's own file says the same: what is a token as a whole is not merged step by step.
-    backend = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, ignore_merges=_SPLITS[split] is _llama3))
+    is_llama3 = _SPLITS[split] is _llama3
+    backend = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, ignore_merges=is_llama3))
     backend.pre_tokenizer = _SPLITS[split]()
     backend.decoder = decoders.ByteLevel()
     types = file.value("tokenizer.ggml.token_type")
@@ -87,7 +87,9 @@ def read_tokenizer(file: GGUFFile) -> Any:
         ]
     )
     named = {name: _named(file, tokens, name) for name in ("bos", "eos", "padding")}
-    if named["bos"] and file.value("tokenizer.ggml.add_bos_token", False):
+    # Converters write that down where a tokenizer's configuration does, and Llama 3's does not: llama.cpp
+    # knows it of the split.
+    if named["bos"] and file.value("tokenizer.ggml.add_bos_token", is_llama3):
         backend.post_processor = processors.TemplateProcessing(
             single=f"{named['bos']} $A", special_tokens=[(named["bos"], vocabulary[named["bos"]])]
         )

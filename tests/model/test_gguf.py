@@ -61,13 +61,16 @@ def write_gguf(
     writer.add_context_length(fields["max_position_embeddings"])
     writer.add_embedding_length(fields["hidden_size"])
     writer.add_feed_forward_length(fields["intermediate_size"])
-    writer.add_head_count(heads)
-    writer.add_head_count_kv(kv_heads)
+    writer.add_head_count(metadata.get("heads", heads))
+    writer.add_head_count_kv(metadata.get("kv_heads", kv_heads))
     writer.add_key_length(fields["head_dim"])
     writer.add_rope_dimension_count(fields["head_dim"])
     writer.add_rope_freq_base(fields["rope_parameters"]["rope_theta"])
-    writer.add_layer_norm_rms_eps(fields["rms_norm_eps"])
+    writer.add_layer_norm_rms_eps(metadata.get("eps", fields["rms_norm_eps"]))
     writer.add_eos_token_id(7)
+    for name in ("eot", "eom"):
+        if name in metadata:
+            getattr(writer, f"add_{name}_token_id")(metadata[name])
     if "scaling" in metadata:
         writer.add_rope_scaling_type(metadata["scaling"])
     tensors = load_file(theirs.folder / "model.safetensors")
@@ -105,6 +108,12 @@ def test_the_same_model_in_both_formats(llama: Reference, tmp_path: Path) -> Non
     assert not model.config.tied_head
 
 
+def test_whatever_ends_an_answer_is_an_end(llama: Reference, tmp_path: Path) -> None:
+    """Llama 3.1 has a token each for that of a text, of a turn, and of a message that calls a tool."""
+    config = read_config(write_gguf(tmp_path / "model.gguf", llama, eot=9, eom=8))
+    assert config.eos_token_ids == (7, 9, 8)
+
+
 def test_rows_left_in_pairs_are_noticed(
     llama: Reference, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -139,6 +148,23 @@ def test_other_scaling_and_other_models_are_refused(llama: Reference, tmp_path: 
         load(yarn)
     with pytest.raises(CheckpointError, match="the architecture is 'qwen3'"):
         load(write_gguf(tmp_path / "qwen.gguf", llama, architecture="qwen3"))
+
+
+@pytest.mark.parametrize(
+    ("metadata", "message"),
+    [
+        ({"kv_heads": [2, 1, 2]}, r"llama\.attention\.head_count_kv is \[2, 1, 2\]; only one whole number"),
+        ({"heads": 0}, r"llama\.attention\.head_count is 0; only one whole number from 1 up"),
+        ({"eps": -1e-5}, r"llama\.attention\.layer_norm_rms_epsilon is -.*; it must be a number above 0"),
+    ],
+    ids=["by layer", "none", "negative"],
+)
+def test_metadata_of_another_kind_are_named(
+    metadata: dict[str, Any], message: str, llama: Reference, tmp_path: Path
+) -> None:
+    """llama.cpp takes lists where layers differ."""
+    with pytest.raises(CheckpointError, match=message):
+        load(write_gguf(tmp_path / "model.gguf", llama, **metadata))
 
 
 def test_a_missing_tensor_is_named(llama: Reference, tmp_path: Path) -> None:

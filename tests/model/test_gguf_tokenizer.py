@@ -59,7 +59,8 @@ class Fields:
         self.fields = fields
 
     def value(self, key: str, default: Any = None) -> Any:
-        return self.fields.get(key.removeprefix("tokenizer.").removeprefix("ggml."), default)
+        value = self.fields.get(key.removeprefix("tokenizer.").removeprefix("ggml."))
+        return default if value is None else value
 
 
 def made_up(**fields: Any) -> Any:
@@ -88,7 +89,15 @@ def test_a_beginning_of_sequence_where_the_file_asks_for_one() -> None:
     assert made_up(pre="llama-bpe", add_bos_token=False)("ab")["input_ids"] == [9]
 
 
-@pytest.mark.parametrize("fields", [{"model": "llama"}, {"pre": "tekken"}])
+@pytest.mark.parametrize(("split", "ids"), [("llama-bpe", [0, 9]), ("smollm", [9]), ("gpt-2", [9])])
+def test_where_the_file_does_not_say_llama_3_has_a_beginning_of_sequence(split: str, ids: list[int]) -> None:
+    """As in llama.cpp (src/llama-vocab.cpp: add_bos by tokenizer_pre)."""
+    assert made_up(pre=split, add_bos_token=None)("ab")["input_ids"] == ids
+
+
+@pytest.mark.parametrize(
+    "fields", [{"model": "llama"}, {"pre": "tekken"}, {"pre": "default"}, {}], ids=lambda fields: str(fields)
+)
 def test_an_unknown_kind_is_refused(fields: dict[str, str]) -> None:
     with pytest.raises(CheckpointError, match="use the Hugging Face folder"):
         made_up(**fields)
