@@ -212,8 +212,9 @@ class LLM:
 
         `params` are for all prompts, or a list with one for each.
 
-        Raises EngineError for a prompt that the engine cannot take, and GenerationError, when all others have
-        ended, if it fails on one, or altogether.
+        Raises EngineError for a prompt that the engine cannot take, ParameterError for parameters that name
+        tokens which the model does not have, TextError for a prompt that is no text, and GenerationError,
+        when all others have ended, if it fails on one, or altogether.
         """
         listed = [prompts] if _is_prompt(prompts) else prompts
         given = _spread(self._params(params), len(listed))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -214,7 +215,10 @@ def choose_dtype(name: str, device: torch.device) -> torch.dtype:
 
 
 def _served_name(source: str, path: Path) -> str:
-    return source if source in BUILT_IN else path.resolve().stem if path.is_file() else path.resolve().name
+    """What the user calls it, also where that is a link: downloads may lie elsewhere, under their hashes."""
+    if source in BUILT_IN:
+        return source
+    return path.stem if path.is_file() else Path(os.path.abspath(path)).name
 
 
 def _smollm2() -> Path:

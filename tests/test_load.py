@@ -62,3 +62,23 @@ def test_a_file_that_cannot_be_opened_is_named(tmp_path: Path) -> None:
     (folder / "model.safetensors").mkdir()
     with pytest.raises(SourceError, match=r"model\.safetensors cannot be opened: Is a directory"):
         load(str(folder), device="cpu")
+
+
+def test_a_model_has_the_name_under_which_it_is_given(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As in a cache of downloads, whose files are links to others that are called by their hash."""
+    (tmp_path / "by-hash" / "inner").mkdir(parents=True)
+    (tmp_path / "by-hash" / "0f3a").touch()
+    (tmp_path / "small.Q8_0.gguf").symlink_to(tmp_path / "by-hash" / "0f3a")
+    (tmp_path / "small").symlink_to(tmp_path / "by-hash", target_is_directory=True)
+    monkeypatch.chdir(tmp_path / "by-hash")
+    for source, name in (
+        (str(tmp_path / "small.Q8_0.gguf"), "small.Q8_0"),
+        (str(tmp_path / "small"), "small"),
+        (str(tmp_path / "small") + "/", "small"),
+        (".", "by-hash"),
+        ("inner/..", "by-hash"),
+        ("smollm2", "smollm2"),
+    ):
+        assert loading._served_name(source, Path(source)) == name

@@ -127,7 +127,8 @@ class Engine:
         `constraint` says which tokens may come.
 
         Raises PromptError or ParameterError for what the model cannot be given, ContextLengthError for what
-        does not fit into the context, QueueFullError if too many wait, EngineDeadError after `fail`.
+        does not fit into the context, ConstraintError or ScoringError for what the backend cannot do,
+        QueueFullError if too many wait, EngineDeadError after `fail`.
         """
         if constraint is not None and not takes_constraints(self._backend):
             raise ConstraintError(f"the {self._backend.name} backend cannot keep to a grammar")

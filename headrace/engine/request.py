@@ -53,8 +53,9 @@ class ContextLengthError(EngineError):
     """
 
     def __init__(self, *, limit: int, prompt: int, requested: int | None) -> None:
-        wanted = f"{prompt} in the messages" + (f", {requested} in the completion" if requested else "")
-        total = prompt + (requested or 0)
+        least = 1 if requested is None else requested
+        total, unsaid = prompt + least, "at least " if requested is None else ""
+        wanted = f"{prompt} in the messages" + (f", {unsaid}{least} in the completion" if least else "")
         super().__init__(
             f"This model's maximum context length is {limit} tokens. However, you requested {total} tokens "
             f"({wanted}). Please reduce the length of the messages or completion."

@@ -77,7 +77,7 @@ def test_what_exceeds_the_context_is_refused_in_openai_words() -> None:
     with pytest.raises(ContextLengthError, match="maximum context length is 100 tokens") as error:
         engine.submit(prompt_of(1, 60), SamplingParams(max_tokens=41), print)
     assert (error.value.limit, error.value.prompt, error.value.requested) == (100, 60, 41)
-    with pytest.raises(ContextLengthError):
+    with pytest.raises(ContextLengthError, match="100 in the messages, at least 1 in the completion"):
         engine.submit(prompt_of(1, 100), SamplingParams(), print)
 
 

@@ -105,5 +105,5 @@ def test_what_cannot_be_scored_is_refused(model: Model, tokenizer: Tokenizer) ->
         SamplingParams(max_tokens=0)
     engine = build_engine(model, tokenizer, EngineOptions(max_context=128))
     engine.submit([1] * 128, SCORE, lambda _: None)  # nothing has to follow
-    with pytest.raises(ContextLengthError):
+    with pytest.raises(ContextLengthError, match=r"requested 129 tokens \(129 in the messages\)"):
         engine.submit([1] * 129, SCORE, print)
