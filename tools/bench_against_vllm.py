@@ -48,7 +48,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     ours = [sys.executable, "-m", "headrace.cli", "bench", "decode", "--json", str(given.json)]
     for name in names:
         ours += ["--point", name]
-    subprocess.run([*ours, *shlex.split(given.ours)], check=True)
+    if failed := subprocess.run([*ours, *shlex.split(given.ours)], check=False).returncode:
+        return failed  # it has said why
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "vllm.json"
         command = vllm_command(given.vllm, points, out, longest=given.vllm_longest)

@@ -5,7 +5,7 @@ python -m tools.page_picture docs/images/page.png
 
 from __future__ import annotations
 
-import sys
+import argparse
 
 from tests.server.scripted import scripted_server
 from tests.server.test_page import Visit, answers, headless
@@ -20,7 +20,10 @@ LINES = (
 QUESTIONS = ("Why is total too small by one mill?", "And what is a headrace?")
 
 
-def main(path: str) -> None:
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Draw the page of the server for the documentation.")
+    parser.add_argument("image", help="the PNG to write")
+    path = parser.parse_args().image
     with (
         scripted_server(prefix_cache=True) as server,
         headless() as browser,
@@ -38,4 +41,4 @@ def main(path: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main()

@@ -47,6 +47,8 @@ def main() -> None:
     parser.add_argument("--parts", action="store_true")
     parser.add_argument("--beginnings", action="store_true", help="first layers of small chunks, and why")
     options = parser.parse_args()
+    if not torch.cuda.is_available():
+        sys.exit("Prompts are timed on a GPU, and PyTorch sees none here.")
     config = preset(options.shape)
     config = replace(config, layers=config.layers[: options.layers])
     if options.flash:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 import tempfile
 import time
 from dataclasses import replace
@@ -28,6 +29,8 @@ def main() -> None:
     parser.add_argument("--threads", type=int, nargs="*", default=[kept.THREADS])
     parser.add_argument("--device", default="cuda")
     options = parser.parse_args()
+    if options.device == "cuda" and not torch.cuda.is_available():
+        sys.exit("PyTorch sees no GPU here: --device cpu times how a CPU's memory fills.")
     config = preset(options.shape)
     config = replace(config, layers=config.layers[: options.layers])
     begun = time.monotonic()

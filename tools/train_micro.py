@@ -75,6 +75,10 @@ def run_train(options: argparse.Namespace) -> None:
     """Tokens to weights."""
     begun = time.monotonic()
     recipe = Recipe(**{option.name: getattr(options, option.name) for option in fields(Recipe)})
+    if not (options.data / "facts.json").exists():
+        sys.exit(
+            f"There are no token files in {options.data}: python -m tools.train_micro prepare makes them."
+        )
     out = options.out or options.data / "run"
     out.mkdir(parents=True, exist_ok=True)
     facts = json.loads((options.data / "facts.json").read_text())

@@ -46,6 +46,18 @@ def test_results_are_joined(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert report(ours, "it failed") == 1
 
 
+def test_vllm_is_not_run_where_ours_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[list[str]] = []
+
+    def run(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+        ran.append(command)
+        return subprocess.CompletedProcess(command, 2)
+
+    monkeypatch.setattr(subprocess, "run", run)
+    assert main(["--json", str(tmp_path / "both.json"), "--vllm", "bench"]) == 2
+    assert len(ran) == 1
+
+
 def test_both_sides_are_run_one_after_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ran: list[str] = []
 

@@ -9,6 +9,7 @@ import pytest
 
 from headrace.model import markers
 from headrace.model.tokenizer import Tokenizer, north_chat_template
+from tools import train_micro
 from tools.micro import chats, text, vocabulary
 from tools.micro.data import Corpus, prepare
 
@@ -138,3 +139,11 @@ def test_prepared_files_hold_whole_documents(tmp_path: Path) -> None:
     assert len(held_out.starts) == facts.held_out_files
     first = tokenizer.decode(held_out.tokens[: held_out.starts[1]].tolist())
     assert len(first.encode()) * facts.held_out_files >= facts.held_out_bytes * 0.9
+
+
+def test_training_without_token_files_says_how_to_make_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.argv", ["train_micro", "--data", str(tmp_path), "train"])
+    with pytest.raises(SystemExit, match=r"tools\.train_micro prepare makes them"):
+        train_micro.main()
