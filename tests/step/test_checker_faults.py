@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from headrace.model.config import MoEMLP
-from headrace.step.checker import Check, check
+from headrace.step.checker import Check, check, order
 from headrace.step.isa import SAMPLING, Buffer, Field, Flag, Opcode
 from headrace.step.plan import Words
 from headrace.step.planner import build_plan
@@ -571,6 +571,25 @@ def test_a_fault_says_what_is_wrong_and_where() -> None:
     assert [str(fault) for fault in broken(assign(Opcode.QKV_PROJ, 2, rope=3))] == [
         "fields: QKV_PROJ, layer 2, SM 0: ROPE (a Pairing) is 3, and must be 0 to 2"
     ]
+    (stuck,) = (
+        fault
+        for fault in broken(shift(Opcode.O_PROJ, 2, Field.WAIT_ARRIVALS, 1))
+        if fault.check is Check.UNREACHABLE
+    )
+    assert str(stuck) == (
+        "unreachable: O_PROJ, layer 2, SM 0: waits for counter merge[2], which has 16 of 17, "
+        "and a step does not add that much"
+    )
+
+
+def test_a_plan_is_not_walked_through_to_its_end_once_enough_is_wrong(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    every = broken(loaders_unwaited)
+    monkeypatch.setattr(order, "MOST_FAULTS", 1)
+    few = broken(loaders_unwaited)
+    assert few == every[: len(few)]
+    assert 0 < len(few) < len(every)
 
 
 def test_keys_under_the_wrong_counter_are_found() -> None:
