@@ -11,7 +11,14 @@ from urllib.parse import urlsplit
 
 
 class ServerError(RuntimeError):
-    """The server cannot be reached, or answered with an error; the message says which."""
+    """The server cannot be reached, or answered with an error; the message says which.
+
+    `status` is the answer's, None where there was none or it came in a stream.
+    """
+
+    def __init__(self, message: str, *, status: int | None = None) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +39,11 @@ class Piece:
 class Client:
     """Talks to the server at `url`, such as http://127.0.0.1:8000 (with or without /v1 at its end).
 
-    `timeout` is the longest silence to bear, in seconds. Raises ValueError for a URL that is not HTTP.
+    `timeout` is the longest silence to bear, in seconds; `api_key` is for a server that asks for one. Raises
+    ValueError for a URL that is not HTTP.
     """
 
-    def __init__(self, url: str, *, timeout: float = 600.0) -> None:
+    def __init__(self, url: str, *, timeout: float = 600.0, api_key: str | None = None) -> None:
         wrong = ValueError(f"{url!r} is not the address of a server: give one like http://127.0.0.1:8000")
         try:
             parts = urlsplit(url)
@@ -48,6 +56,7 @@ class Client:
         self._parts = parts
         self._prefix = parts.path.rstrip("/").removesuffix("/v1")
         self._timeout = timeout
+        self._headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
 
     def is_healthy(self) -> bool:
         """Whether the server answers that it is well; False also while nothing listens there."""
@@ -122,11 +131,12 @@ class Client:
         """The response to a request, once its status is known to be a success."""
         try:
             data = None if body is None else json.dumps(body)
-            headers = {} if body is None else {"Content-Type": "application/json"}
+            headers = self._headers | ({} if body is None else {"Content-Type": "application/json"})
             connection.request(method, self._prefix + path, data, headers)
             response = connection.getresponse()
             if response.status != 200:
-                raise ServerError(_message(response.read()) or f"{self.url} answered {response.status}")
+                message = _message(response.read()) or f"{self.url} answered {response.status}"
+                raise ServerError(message, status=response.status)
         except (OSError, http.client.HTTPException) as error:
             raise ServerError(
                 f"cannot reach a server at {self.url}: {error}. Does headrace serve run there?"

@@ -158,6 +158,18 @@ def test_chat_with_a_server(server: Scripted) -> None:
     assert prompts[1].index(REPLY) > prompts[1].index("hi")  # the second turn knows the first
 
 
+def test_chat_with_a_server_that_asks_for_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HEADRACE_API_KEY", raising=False)
+    with scripted_server(served={"api_keys": ("sesame", "other")}) as server:
+        refused = headrace("chat", "--url", server.url, stdin="hi\n")
+        assert refused.exit_code == 2
+        assert "No valid API key" in refused.stderr
+        assert "--api-key" in refused.stderr
+        assert REPLY in headrace("chat", "--url", server.url, "--api-key", "other", stdin="hi\n").stdout
+        monkeypatch.setenv("HEADRACE_API_KEY", "sesame other")  # as the server takes it
+        assert REPLY in headrace("chat", "--url", server.url, stdin="hi\n").stdout
+
+
 def test_ctrl_c_stops_the_answer_and_keeps_what_was_said(capsys: pytest.CaptureFixture[str]) -> None:
     closed = []
 

@@ -8,6 +8,7 @@ Ends with 0 only if the server started, answered, and stopped when it was asked 
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 import socket
 import subprocess
@@ -35,7 +36,9 @@ def main() -> int:
         options = ["--port", str(port), "--max-sequences", "4", "--max-context", "2048"]
         command = [sys.executable, "-m", "headrace.cli", "serve", arguments.model, *options]
         say(f"$ headrace serve {arguments.model} {' '.join(options)}")
-        server = subprocess.Popen(command)
+        # The keys of another server of the user's are not for this one: it would ask the demo for one.
+        environment = {name: value for name, value in os.environ.items() if name != "HEADRACE_API_KEY"}
+        server = subprocess.Popen(command, env=environment)
         try:
             client = Client(f"http://127.0.0.1:{port}")
             wait_until_healthy(client, server)

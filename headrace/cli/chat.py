@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Generator, Iterator
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -12,7 +13,7 @@ from rich.markup import escape
 
 from headrace.cli import console
 from headrace.cli.options import EngineFlags, ModelFlags, SamplingFlags
-from headrace.client import Client, Piece, call_text
+from headrace.client import Client, Piece, ServerError, call_text
 
 if TYPE_CHECKING:
     from headrace.llm import LLM
@@ -34,6 +35,15 @@ def chat(
             help="Talk to a server that runs already in place of loading a MODEL.", show_default=False
         ),
     ] = None,
+    api_key: Annotated[
+        str | None,
+        typer.Option(
+            metavar="KEY",
+            envvar="HEADRACE_API_KEY",
+            help="Key for the server at --url, if it asks for one.",
+            show_default=False,
+        ),
+    ] = None,
     system: Annotated[
         str | None, typer.Option(help="A system message to begin with.", show_default=False)
     ] = None,
@@ -49,21 +59,33 @@ def chat(
     """
     if url is not None and (model.model or model.synthetic):
         raise console.RefusedError("give either a model to load or the --url of a server, not both")
-    answering = _remote(url, sampling) if url is not None else _local(model, engine, sampling)
+    answering = _remote(url, api_key, sampling) if url is not None else _local(model, engine, sampling)
     with answering as answer:
         _converse(answer, [{"role": "system", "content": system}] if system else [])
 
 
 @contextlib.contextmanager
-def _remote(url: str, sampling: SamplingFlags) -> Iterator[Answer]:
+def _remote(url: str, api_key: str | None, sampling: SamplingFlags) -> Iterator[Answer]:
+    keys = (api_key or "").split()  # the environment may have those of a server, of which any will do
     try:
-        client = Client(url)
+        client = Client(url, api_key=keys[0] if keys else None)
     except ValueError as error:
         raise console.RefusedError(str(error)) from error
-    name = client.model()
+    name = _model_of(client)
     console.err.print(f"[dim]{escape(name)} at {escape(url)}. {_HELP}.[/]", soft_wrap=True)
     fields = sampling.over(client.default_sampling())
     yield lambda messages: client.chat(messages, model=name, **fields)
+
+
+def _model_of(client: Client) -> str:
+    try:
+        return client.model()
+    except ServerError as error:
+        if error.status == HTTPStatus.UNAUTHORIZED:
+            raise console.RefusedError(
+                f"{client.url} asks for a key: give it with --api-key ({error})"
+            ) from error
+        raise
 
 
 @contextlib.contextmanager

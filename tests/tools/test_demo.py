@@ -21,7 +21,8 @@ def demo(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, DEMO, *arguments], capture_output=True, text=True, check=False)
 
 
-def test_smollm2_answers() -> None:
+def test_smollm2_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEADRACE_API_KEY", "of another server")
     result = demo("--max-tokens", "8", "--question", "What is the capital of France?")
     assert result.returncode == 0, result.stdout + result.stderr
     assert "The capital of France is Paris" in result.stdout
