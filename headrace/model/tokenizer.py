@@ -169,7 +169,9 @@ class Tokenizer:
             text.encode()
         except UnicodeEncodeError as error:
             raise TextError(f"the text is not valid Unicode ({error.reason})") from error
-        ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        # The call for a single text would hold the interpreter, and with it every other thread, to its end.
+        [encoded] = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        ids: list[int] = encoded.ids
         return ids
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:

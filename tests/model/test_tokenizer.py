@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import json
+import threading
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -171,6 +174,30 @@ def test_a_conversation_that_cannot_be_rendered_is_one_kind_of_error(tmp_path: P
     (folder / "chat_template.jinja").write_text("{% if %}")
     with pytest.raises(ChatTemplateError, match="cannot render this conversation"):
         Tokenizer.from_pretrained(folder).render_chat(message)
+
+
+def test_other_threads_run_while_a_long_text_is_encoded() -> None:
+    """Among them the engine's, which has answers to make. Some of a few tries are in nobody else's way."""
+    tokenizer, text = Tokenizer.synthetic(512), "def fibonacci(n):\n" * 50_000
+    seen, end = itertools.count(), threading.Event()
+
+    def look() -> None:
+        while not end.wait(0.0005):
+            next(seen)
+
+    looking = threading.Thread(target=look)
+    looking.start()
+    try:
+        assert any(_counted(seen, lambda: tokenizer.encode(text)) > 10 for _ in range(20))
+    finally:
+        end.set()
+        looking.join()
+
+
+def _counted(seen: Iterator[int], work: Callable[[], object]) -> int:
+    before = next(seen)
+    work()
+    return next(seen) - before
 
 
 def test_half_a_surrogate_pair_is_no_text() -> None:
