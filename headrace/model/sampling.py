@@ -34,6 +34,7 @@ GREEDY_BELOW = 1e-5  # a lower temperature is 0: its draws would differ from gre
 MAX_TEMPERATURE = 1000.0
 MAX_REPETITION_PENALTY = 100.0
 MAX_LOGPROBS = 20
+MAX_STOPS = 1024  # every piece of text is searched for each of them
 
 
 class ParameterError(ValueError):
@@ -191,6 +192,8 @@ def _stop_strings(value: object) -> tuple[str, ...]:
         raise ParameterError("stop", f"must be a string or a list of strings, not {value!r}")
     if "" in strings:
         raise ParameterError("stop", "an empty string would end every text at once; leave it out")
+    if len(strings) > MAX_STOPS:
+        raise ParameterError("stop", f"{len(strings)} strings are too many; give at most {MAX_STOPS}")
     return tuple(strings)
 
 

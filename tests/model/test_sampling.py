@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from headrace.model.sampling import ParameterError, SamplingParams
+from headrace.model.sampling import MAX_STOPS, ParameterError, SamplingParams
 
 NAN, INF = float("nan"), float("inf")
 
@@ -19,7 +19,7 @@ REFUSED: list[tuple[str, Any]] = [
     *(("presence_penalty", value) for value in (-2.1, 2.1, NAN)),
     *(("frequency_penalty", value) for value in (-2.1, 2.1, NAN)),
     *(("logit_bias", value) for value in ({1: 101}, {1: NAN}, {-1: 0}, {"1": 0}, {True: 0}, [1], None)),
-    *(("stop", value) for value in ("", ["a", ""], [1], 5, None)),
+    *(("stop", value) for value in ("", ["a", ""], [1], 5, None, ["a"] * (MAX_STOPS + 1))),
     *(("stop_token_ids", value) for value in ([-1], ["1"], "1", [1.0], 5, None)),
     *(("max_tokens", value) for value in (0, -1, 1.5, "3", True)),
     *(("logprobs", value) for value in (-1, 21, 2.0, True)),
