@@ -106,7 +106,6 @@ class ModelConfig:
     norm_eps: float
     rope_theta: float
     rope_scaling: RopeScaling | None = None
-    qk_norm: bool = False
     max_positions: int
     tied_head: bool
     logit_scale: float = 1.0

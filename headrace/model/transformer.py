@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from headrace.model.attention import Attention, AttentionPass, WholeSequences
 from headrace.model.batch import Span
-from headrace.model.config import ConfigError, ModelConfig
+from headrace.model.config import ModelConfig
 from headrace.model.fused import Fused
 from headrace.model.kv import KVCache
 from headrace.model.layers import MoE, make_norm
@@ -45,8 +45,6 @@ class Model(nn.Module):
 
     def __init__(self, config: ModelConfig, blocks: Iterable[Block]) -> None:
         super().__init__()
-        if config.qk_norm:
-            raise ConfigError("models that normalise queries and keys (qk_norm) are not supported")
         self.config = config
         self.embed = nn.Embedding(config.vocab_size, config.hidden_size)
         self.blocks = nn.ModuleList(blocks)

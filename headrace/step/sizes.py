@@ -130,5 +130,3 @@ def check_model(config: ModelConfig) -> None:
             f"head_dim is {config.head_dim}: {BLOCK_TOKENS} keys take {page} bytes, "
             f"and a page has {PAGE_BYTES_MAX}"
         )
-    if config.qk_norm:
-        raise PlanError("models that normalise queries and keys (qk_norm) have no plan")

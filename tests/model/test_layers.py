@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.model.config import ConfigError, MoEMLP
+from headrace.model.config import MoEMLP
 from headrace.model.layers import Experts, LayerNorm, RMSNorm, route
 from headrace.model.presets import NORTH_MICRO_SHAPE
 from headrace.model.synthetic import synthetic_model
@@ -84,8 +84,3 @@ def test_gradients_reach_every_parameter() -> None:
         assert parameter.grad is not None, name
         assert parameter.grad.isfinite().all(), name
         assert parameter.grad.abs().sum() > 0, name
-
-
-def test_normalised_queries_and_keys_are_refused() -> None:
-    with pytest.raises(ConfigError, match="qk_norm"):
-        synthetic_model(replace(NORTH_MICRO_SHAPE, qk_norm=True))

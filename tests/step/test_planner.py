@@ -131,7 +131,6 @@ def test_the_summary_of_a_machine_that_has_one_page_under_way() -> None:
             {"layers": (replace(TINY.layers[0], mlp=DenseMLP(width=100)),)},
             "the feed-forward width is 100: a plan needs a multiple of 32",
         ),
-        ({"qk_norm": True}, "models that normalise queries and keys"),
     ],
 )
 def test_models_without_a_plan_are_refused(changes: dict[str, object], message: str) -> None:
