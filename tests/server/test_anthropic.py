@@ -289,6 +289,7 @@ def test_small_models_by_name_are_the_one_model(http: httpx.Client) -> None:
         ),
         ({"output_config": {"format": "json"}}, 400, "invalid_request_error", "output_config.format"),
         ({"tool_choice": {"type": "sometimes"}}, 400, "invalid_request_error", "tool_choice"),
+        ({"tool_choice": {"type": "tool"}}, 400, "invalid_request_error", "^tool_choice.name: "),
         (
             {"tools": [{"name": "x", "type": "web_search"}, {"name": "", "input_schema": {}}]},
             400,

@@ -123,6 +123,8 @@ def openai_choice(choice: Mapping[str, Any] | None) -> tuple[str | dict[str, Any
         case "any":
             return "required", parallel
         case "tool":
+            if not isinstance(choice.get("name"), str):
+                raise bad_request("tool_choice.name: must be the name of a tool", param="tool_choice.name")
             return {"type": "function", "function": {"name": choice.get("name")}}, parallel
     raise bad_request('tool_choice.type: must be "auto", "any", "tool" or "none"', param="tool_choice.type")
 

@@ -71,7 +71,7 @@ def _kept(asked: _Some) -> _Some:
         raise bad_request(f"{asked.param}: is nested too deep", param=asked.param) from error
     if not written.lost:
         return replace(asked, schema=written.schema)
-    keywords = ", ".join(written.lost)
+    keywords = ", ".join(f'"{keyword}"' for keyword in written.lost)
     if asked.strict:
         raise bad_request(
             f"{asked.param}: {keywords} cannot be kept to in this place; write the schema without, "
