@@ -310,7 +310,10 @@ def _eos_of(path: Path) -> Iterator[int]:
         value = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id")
     except (ValueError, AttributeError) as error:
         raise TokenizerError(f"{path} is not a JSON object: {error}") from error
-    yield from (int(token) for token in (value if isinstance(value, list) else [value]) if token is not None)
+    tokens = value if isinstance(value, list) else [] if value is None else [value]
+    if not all(isinstance(token, int) and not isinstance(token, bool) for token in tokens):
+        raise TokenizerError(f"{path}: eos_token_id is {value!r}: it must be a token id or a list of them")
+    yield from tokens
 
 
 def _default_template(template: str | dict[str, str] | None) -> str | None:

@@ -120,6 +120,16 @@ def test_ends_of_sequence_are_gathered_from_every_file(tmp_path: Path) -> None:
         Tokenizer.from_pretrained(folder)
 
 
+@pytest.mark.parametrize("end", ["7", [7, "8"], 7.5, {"id": 7}, [None], True])
+def test_end_tokens_that_are_none_are_refused(tmp_path: Path, end: object) -> None:
+    folder = write_folder(tmp_path)
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": end}))
+    with pytest.raises(
+        TokenizerError, match=r"generation_config\.json: eos_token_id is .* it must be a token id"
+    ):
+        Tokenizer.from_pretrained(folder)
+
+
 def test_unreadable_sources_say_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(TokenizerError, match=r"holds no tokenizer\.json: give a Hugging Face model folder"):
         Tokenizer.from_pretrained(tmp_path)
