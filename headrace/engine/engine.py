@@ -299,7 +299,12 @@ class Engine:
             sequences = [*self._live.values(), *self._arrived]
             self._arrived.clear()
         for sequence in sequences:
-            sequence.request.sink(Output("", (), finish_reason=FinishReason.ERROR, error=message))
+            try:
+                sequence.request.sink(Output("", (), finish_reason=FinishReason.ERROR, error=message))
+            except Exception:  # it may be why the engine failed; the others are to be told all the same
+                logger.exception(
+                    "request %d could not be told that the engine has ended", sequence.request.id
+                )
         self._live.clear()
 
     def check(self) -> None:

@@ -124,6 +124,25 @@ def test_a_panic_ends_everything_with_an_error_too() -> None:
         engine.submit(prompt_of(1, 10), SamplingParams(), sink)
 
 
+def test_a_sink_that_raises_ends_the_others_with_an_error(caplog: pytest.LogCaptureFixture) -> None:
+    inner, _ = ledger_engine({FULL: 32})
+    engine = AsyncEngine(inner)
+    engine.start()
+    both_are_there = threading.Event()
+
+    def broken(output: Output) -> None:
+        assert both_are_there.wait(WAIT)
+        raise RuntimeError("nobody listens")
+
+    sink = Sink()
+    engine.submit(prompt_of(1, 10), SamplingParams(), broken)
+    engine.submit(prompt_of(2, 10), SamplingParams(), sink)
+    both_are_there.set()
+    assert sink.done.wait(WAIT)
+    assert sink.outputs[-1].error == "the engine failed: nobody listens"
+    assert "could not be told" in caplog.text
+
+
 def test_closing_what_was_never_started_ends_what_waits() -> None:
     inner, _ = ledger_engine({FULL: 32})
     engine = AsyncEngine(inner)
