@@ -19,7 +19,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure() -> None:
-    os.environ.pop("HEADRACE_API_KEY", None)  # a user's key would lock the tests' clients out of their servers
+    os.environ.pop("HEADRACE_API_KEY", None)  # a user's would lock the tests' clients out of their servers
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
