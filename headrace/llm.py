@@ -253,15 +253,18 @@ class LLM:
         else:
             job = self._continuation(prompt, given)
         outputs: queue.SimpleQueue[Output] = queue.SimpleQueue()
-        request = job.submit(self._engine, outputs.put)
+        request, running = job.submit(self._engine, outputs.put), True
         try:
             while True:
-                piece = job.read(outputs.get())
+                output = outputs.get()
+                running = output.finish_reason is None
+                piece = job.read(output)
                 yield piece
                 if piece.finish_reason is not None:
                     return
         finally:
-            self._engine.cancel(request)
+            if running:  # a needless cancellation would cut short the call that decodes for others
+                self._engine.cancel(request)
 
     def close(self) -> None:
         """Stop the engine's thread."""

@@ -90,6 +90,12 @@ def test_leaving_a_stream_cancels_it(llm: LLM) -> None:
     until(lambda: engine.state.running == 0)
 
 
+def test_a_stream_that_has_ended_is_not_cancelled() -> None:
+    with scripted_llm() as llm:
+        assert [piece.text for piece in llm.stream("say {x}")][0] == "x"
+        assert not cast(WatchedEngine, llm._engine).cancelled_at
+
+
 def test_bad_prompts(llm: LLM) -> None:
     with pytest.raises(ContextLengthError):
         llm.generate(["hi", "x" * CONTEXT])
