@@ -47,7 +47,7 @@ def choose_decode(
 def kernel_obstacle(
     options: EngineOptions, config: ModelConfig, *, device: torch.device, dtype: torch.dtype
 ) -> str | None:
-    """Why the kernel cannot decode under these options, None: it can."""
+    """Why the kernel cannot decode under these options; None: it can."""
     if options.max_sequences > MAX_ROWS:
         return f"it decodes at most {MAX_ROWS} sequences at a time: give --max-sequences {MAX_ROWS} or less"
     return obstacle(config, device=device, dtype=dtype)
