@@ -27,7 +27,7 @@ def _beside_ring(sizes: Sizes, residual_tiles: int) -> int:
     rows = sizes.rows
     payload = _MESSAGES * rows * TILE_ROWS * 2
     sums = 2 * _CONSUMER_WARPS * (4 if rows > 8 else 2) * TILE_ROWS * min(max(rows, 2), 8) * 4
-    weights = _CONSUMER_WARPS * WARP * 16
+    weights = 2 * 2 * WARP * 16  # of two groups of warps, for both halves of a block
     inputs = 12288 if rows == 1 else 16384 if rows <= 4 else 16
     residual = residual_tiles * rows * TILE_ROWS * 4
     tasks = TASK_SLOTS * (WORDS + 4) * 4 + _MESSAGES * 32 + _ORDERS * 16

@@ -23,6 +23,16 @@ BREAKS: dict[str, Spoilt] = {
         "token > position - window",
         "token > position - window + 1",
     ),
+    "a token's scores are another's": (
+        "ops/attention.h",
+        "+ place.four() * FOUR, position",
+        ", position",
+    ),
+    "values that are not seen stay": (
+        "ops/attention.h",
+        "(place.half() * 32 + c.lane()) * 2 + place.four();",
+        "(place.half() * 32 + c.lane()) * 2;",
+    ),
     "one chunk too few": (
         "items.h",
         "divided_up(visible, size), 0}",

@@ -154,7 +154,7 @@ struct Shared {
   union {
     // Partial sums across the warps of a tile: [buffer][warp][at most twice two][eight outputs by up to eight rows].
     alignas(16) float sums[2][CONSUMER_WARPS][WIDE ? 4 : 2][isa::TILE_ROWS * SUM_ROWS];
-    uint4 attention_weights[2][CONSUMER_WARPS / 2][isa::WARP];  // of a round: [group][warp][lane]
+    uint4 attention_weights[2][2][isa::WARP];  // of a round: [group][half block][lane]
   };
   alignas(16) uint8_t input[INPUT_BYTES];  // norm(X), or the input of a down projection: as staged_at says
   float2 scales[ROWS];  // where it has none: the rows' means, and what their elements are multiplied by

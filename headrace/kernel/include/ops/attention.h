@@ -1,7 +1,7 @@
 // ATTENTION: softmax partials over chunks of the past, one item (row, KV head, chunk) for each group of four warps.
 //
-// A round takes two blocks. First each warp has half a block, 32 tokens, and finds their scores; the warps agree on the
-// largest, so that the weights exp(score - largest) of all 128 tokens are on one scale, and show each other the weights.
+// A round takes a block. First each warp has a quarter of it, 16 tokens, and finds their scores; the warps agree on the
+// largest, so that the weights exp(score - largest) of all 64 tokens are on one scale, and show each other the weights.
 // Then each warp has a quarter of the dimensions and multiplies all weights with its part of the values: nothing is
 // left to be added up between warps. Scores need no exchange between lanes to become weights of the values: pages lie
 // so that the columns of a score tile that a lane gets are those that it needs (headrace/model/kv.py).
@@ -26,11 +26,16 @@ __device__ __forceinline__ void split_product(float (&sums)[2][4], const uint4& 
   ptx::multiply_add(sums[1], rows, other.z, other.w);
 }
 
-// The group that is at an item, and this warp's place in it: block `part / 2` of a round, half `part & 1` of that, and
-// quarter `part` of the dimensions.
+// The group that is at an item, and this warp's place in it: quarter `part` of a block's tokens, and of the dimensions.
 struct GroupPlace {
   int group, part;
+
+  // Which half of the block its tokens are in, and whether of each eight tokens there, which one lane has, they are the first
+  // four or the last.
+  __device__ __forceinline__ int half() const { return part >> 1; }
+  __device__ __forceinline__ int four() const { return part & 1; }
 };
+constexpr int FOUR = 4;  // tokens of a lane
 
 __device__ __forceinline__ void meet_group(const GroupPlace& place) { ptx::meet(FIRST_GROUP + place.group, isa::GROUP_THREADS); }
 
@@ -39,10 +44,10 @@ __device__ __forceinline__ void wait_for_page(Consumer& c, const RingPlace& ring
 }
 
 // Tokens that this step writes are stale in the pages, which were fetched before: take them from QKV. A warp does its
-// own half, so nobody else is disturbed. `ring` is at the block's K page.
-__device__ __forceinline__ void put_new_tokens(Consumer& c, RingPlace ring, int row, int head, int block, int half) {
+// own tokens, so nobody else is disturbed. `ring` is at the block's K page.
+__device__ __forceinline__ void put_new_tokens(Consumer& c, RingPlace ring, int row, int head, int block, const GroupPlace& place) {
   const RowState& rows = c.s.rows;
-  const int begin = block * isa::BLOCK_TOKENS + half * 32;
+  const int begin = block * isa::BLOCK_TOKENS + place.half() * 32;
   if (rows.position[row] < begin || rows.first_new[row] >= begin + 32) return;
   wait_for_page(c, ring);
   uint16_t* keys = reinterpret_cast<uint16_t*>(c.s.ring[ring.slot]);
@@ -55,6 +60,7 @@ __device__ __forceinline__ void put_new_tokens(Consumer& c, RingPlace ring, int 
     const int position = rows.position[other], token = position - block * isa::BLOCK_TOKENS;
     if (!rows.active[other] || rows.slot[other] != rows.slot[row]) continue;
     if (position < begin || position >= begin + 32 || position > rows.position[row]) continue;
+    if (token / FOUR % 2 != place.four()) continue;
     if (c.lane() < HEAD_TILES) {
       const int tile = head * QKV_TILES + GROUP * HEAD_TILES + c.lane(), dim = c.lane() * 8;
       const uint8_t* from = qkv + (static_cast<size_t>(tile) * ROWS + other) * 16;
@@ -72,14 +78,14 @@ __device__ __forceinline__ void put_new_tokens(Consumer& c, RingPlace ring, int 
   __syncwarp();
 }
 
-// The lane's tokens of a half block: bits of pairs, for values, where they may be seen.
+// The lane's tokens: bits of pairs, for values, where they may be seen.
 struct Seen {
-  uint32_t pair[4];
+  uint32_t pair[FOUR / 2];
 
-  // `first` is the lane's first token of eight.
+  // `first` is the first of them.
   __device__ __forceinline__ Seen(int first, int position, int window) {
 #pragma unroll
-    for (int j = 0; j < 4; j++) {
+    for (int j = 0; j < FOUR / 2; j++) {
       pair[j] = 0;
 #pragma unroll
       for (int e = 0; e < 2; e++) {
@@ -90,46 +96,49 @@ struct Seen {
   }
 };
 
-// Where a half block is not seen as a whole: no score of a token that is not, and no value either, for it may be
+// Where the lanes' tokens are not all seen: no score of a token that is not, and no value either, for it may be
 // anything, and 0 times infinity is not 0. `ring` is at the block's V page.
-__device__ __forceinline__ void hide(Consumer& c, const RingPlace& ring, int half, const Seen& seen, float (&score)[8]) {
+__device__ __forceinline__ void hide(Consumer& c, const RingPlace& ring, const GroupPlace& place, const Seen& seen, float (&score)[FOUR]) {
 #pragma unroll
-  for (int n = 0; n < 8; n++)
+  for (int n = 0; n < FOUR; n++)
     if (!(seen.pair[n / 2] >> (n & 1) * 16 & 1)) score[n] = -ptx::infinity();
   wait_for_page(c, ring);
-  uint4* values = reinterpret_cast<uint4*>(c.s.ring[ring.slot]) + half * 32 + c.lane();
+  // The other half of the 16 bytes is another warp's.
+  uint2* values = reinterpret_cast<uint2*>(c.s.ring[ring.slot]) + (place.half() * 32 + c.lane()) * 2 + place.four();
 #pragma unroll 1
   for (int t = 0; t < Attention::DIM_TILES; t++) {
-    uint4& word = values[t * 64];
-    word = make_uint4(word.x & seen.pair[0], word.y & seen.pair[1], word.z & seen.pair[2], word.w & seen.pair[3]);
+    uint2& words = values[t * 128];
+    words = make_uint2(words.x & seen.pair[0], words.y & seen.pair[1]);
   }
   ptx::shared_before_bulk();  // the slot's next page comes by bulk copy
 }
 
-// Scaled scores of half a block, whose K page `ring` is at: of row g, the lane's eight tokens.
-__device__ __forceinline__ void find_scores(Consumer& c, const Attention& a, const RingPlace& ring, int half, float (&score)[8]) {
+// Scaled scores of the warp's tokens, whose K page `ring` is at: of row g, the lane's.
+__device__ __forceinline__ void find_scores(Consumer& c, const Attention& a, const RingPlace& ring, const GroupPlace& place,
+                                            float (&score)[FOUR]) {
+  constexpr int TILES = 2;  // of eight tokens
   wait_for_page(c, ring);
-  const uint4* keys = reinterpret_cast<const uint4*>(c.s.ring[ring.slot]) + half * (4 * Attention::K_BLOCKS * 32) + c.lane();
-  float sums[4][2][4];
+  const uint4* keys = reinterpret_cast<const uint4*>(c.s.ring[ring.slot]) + place.part * (TILES * Attention::K_BLOCKS * 32) + c.lane();
+  float sums[TILES][2][4];
 #pragma unroll
-  for (int n = 0; n < 32; n++) (&sums[0][0][0])[n] = 0;
-  // Eight sums side by side, and the next keys under way, so that no product waits for the one before.
-  uint4 b[2][4];
+  for (int n = 0; n < TILES * 8; n++) (&sums[0][0][0])[n] = 0;
+  // Four sums side by side, and the next keys under way, so that few products wait for the one before.
+  uint4 b[2][TILES];
 #pragma unroll
-  for (int j = 0; j < 4; j++) b[0][j] = keys[j * Attention::K_BLOCKS * 32];
+  for (int j = 0; j < TILES; j++) b[0][j] = keys[j * Attention::K_BLOCKS * 32];
 #pragma unroll
   for (int k = 0; k < Attention::K_BLOCKS; k++) {
     const auto& now = b[k & 1];
     if (k + 1 < Attention::K_BLOCKS)
 #pragma unroll
-      for (int j = 0; j < 4; j++) b[(k + 1) & 1][j] = keys[(j * Attention::K_BLOCKS + k + 1) * 32];
+      for (int j = 0; j < TILES; j++) b[(k + 1) & 1][j] = keys[(j * Attention::K_BLOCKS + k + 1) * 32];
 #pragma unroll
-    for (int j = 0; j < 4; j++) split_product(sums[j], a.query[k], now[j]);
+    for (int j = 0; j < TILES; j++) split_product(sums[j], a.query[k], now[j]);
   }
-  release_page(c.s, c.lane(), ring.slot, 2);
+  release_page(c.s, c.lane(), ring.slot, 4);
   const float scale = rsqrtf(static_cast<float>(HEAD_DIM));
 #pragma unroll
-  for (int n = 0; n < 8; n++) score[n] = (sums[n / 2][0][n % 2] + sums[n / 2][1][2 + n % 2]) * scale;
+  for (int n = 0; n < FOUR; n++) score[n] = (sums[n / 2][0][n % 2] + sums[n / 2][1][2 + n % 2]) * scale;
 }
 
 // Of the lanes that have the same row.
@@ -142,18 +151,13 @@ __device__ __forceinline__ float largest_of_row(float value) {
   return fmaxf(value, __shfl_xor_sync(~0u, value, 2));
 }
 
-// Turn scores into weights for the whole group to see, with the row's largest score so far and its sum. `counts`: this warp
-// has tokens in this round. For all warps of the group; gives by how much what came before shrinks.
-__device__ __forceinline__ float weigh(Consumer& c, Attention& a, const GroupPlace& place, const float (&score)[8], bool counts,
-                                       uint4* weights) {
+// Turn scores into weights for the whole group to see, with the row's largest score so far and its sum. For all warps of
+// the group; gives by how much what came before shrinks.
+__device__ __forceinline__ float weigh(Consumer& c, Attention& a, const GroupPlace& place, const float (&score)[FOUR]) {
   const int query = c.lane() >> 2, quarter = c.lane() & 3;
   float(&maxima)[8][4] = c.s.attention_max[place.group];
   float(&sums)[8][4] = c.s.attention_sum[place.group];
-  float largest = -ptx::infinity(), sum = 0;
-  if (counts) {
-    largest = fmaxf(fmaxf(fmaxf(score[0], score[1]), fmaxf(score[2], score[3])), fmaxf(fmaxf(score[4], score[5]), fmaxf(score[6], score[7])));
-    largest = largest_of_row(largest);
-  }
+  const float largest = largest_of_row(fmaxf(fmaxf(score[0], score[1]), fmaxf(score[2], score[3])));
   if (quarter == 0) maxima[query][place.part] = largest;
   meet_group(place);
   const float4 four = *reinterpret_cast<const float4*>(maxima[query]);
@@ -161,14 +165,14 @@ __device__ __forceinline__ float weigh(Consumer& c, Attention& a, const GroupPla
   const float base = grown == -ptx::infinity() ? 0.0f : grown;  // nothing seen yet: all weights are 0
   const float shrink = ptx::exp(a.maximum, base);
   a.maximum = grown;
-  if (counts) {
-    float weight[8];
+  float weight[FOUR];
 #pragma unroll
-    for (int n = 0; n < 8; n++) weight[n] = ptx::exp(score[n], base);
-    weights[place.part * 32 + c.lane()] = arranged(make_uint4(ptx::pack(weight[0], weight[1]), ptx::pack(weight[2], weight[3]),
-                                                                   ptx::pack(weight[4], weight[5]), ptx::pack(weight[6], weight[7])));
-    sum = sum_of_row(((weight[0] + weight[1]) + (weight[2] + weight[3])) + ((weight[4] + weight[5]) + (weight[6] + weight[7])));
-  }
+  for (int n = 0; n < FOUR; n++) weight[n] = ptx::exp(score[n], base);
+  // Of the four words of eight tokens, as `arranged` has them.
+  uint32_t* words = reinterpret_cast<uint32_t*>(&c.s.attention_weights[place.group][place.half()][c.lane()]);
+  words[place.four()] = ptx::pack(weight[0], weight[1]);
+  words[place.four() + 2] = ptx::pack(weight[2], weight[3]);
+  const float sum = sum_of_row((weight[0] + weight[1]) + (weight[2] + weight[3]));
   if (quarter == 0) sums[query][place.part] = sum;
   meet_group(place);
   const float4 all = *reinterpret_cast<const float4*>(sums[query]);
@@ -176,13 +180,13 @@ __device__ __forceinline__ float weigh(Consumer& c, Attention& a, const GroupPla
   return shrink;
 }
 
-// Add this warp's dimensions of the values of a block, whose V page `ring` is at. `weights` are those of its two halves.
-__device__ __forceinline__ void add_values(Consumer& c, Attention& a, const GroupPlace& place, const RingPlace& ring, const uint4* weights) {
+// Add this warp's dimensions of the values of a block, whose V page `ring` is at.
+__device__ __forceinline__ void add_values(Consumer& c, Attention& a, const GroupPlace& place, const RingPlace& ring) {
   wait_for_page(c, ring);
   const uint4* values = reinterpret_cast<const uint4*>(c.s.ring[ring.slot]) + place.part * (Attention::OWN_TILES * 64) + c.lane();
 #pragma unroll
   for (int half = 0; half < 2; half++) {
-    const uint4 w = weights[half * 32 + c.lane()];
+    const uint4 w = c.s.attention_weights[place.group][half][c.lane()];
     uint4 v[Attention::OWN_TILES];
 #pragma unroll
     for (int t = 0; t < Attention::OWN_TILES; t++) v[t] = values[t * 64 + half * 32];
@@ -192,30 +196,20 @@ __device__ __forceinline__ void add_values(Consumer& c, Attention& a, const Grou
   release_page(c.s, c.lane(), ring.slot, 4);
 }
 
-// One or two blocks of a row, whose pages begin at `ring`.
+// A block of a row, whose pages begin at `ring`.
 __device__ __forceinline__ void attend(Consumer& c, Attention& a, const GroupPlace& place, RingPlace ring, int row, int head,
-                                       int first, int blocks, int window) {
-  uint4* weights = c.s.attention_weights[place.group][0];
-  const int block = place.part >> 1, half = place.part & 1;
-  const bool counts = block < blocks;
-  float score[8];
-  if (counts) {
-    RingPlace own = ring;
-    own.advance(2 * block);
-    put_new_tokens(c, own, row, head, first + block, half);
-    find_scores(c, a, own, half, score);
-    const int begin = (first + block) * isa::BLOCK_TOKENS + half * 32, position = c.s.rows.position[row];
-    if (begin + 31 > position || (window && begin <= position - window)) {
-      own.advance(1);
-      hide(c, own, half, Seen(begin + (c.lane() & 3) * 8, position, window), score);
-    }
-  }
-  const float shrink = weigh(c, a, place, score, counts, weights);
+                                       int block, int window) {
+  float score[FOUR];
+  put_new_tokens(c, ring, row, head, block, place);
+  find_scores(c, a, ring, place, score);
+  ring.advance(1);
+  const int begin = block * isa::BLOCK_TOKENS + place.half() * 32, position = c.s.rows.position[row];
+  if (begin + 31 > position || (window && begin <= position - window))
+    hide(c, ring, place, Seen(begin + (c.lane() & 3) * 8 + place.four() * FOUR, position, window), score);
+  const float shrink = weigh(c, a, place, score);
 #pragma unroll
   for (int n = 0; n < Attention::OWN_TILES * 2; n++) a.output[n / 2][0][n % 2] *= shrink, a.output[n / 2][1][2 + n % 2] *= shrink;
-  ring.advance(1);
-#pragma unroll 1
-  for (int n = 0; n < blocks; n++, ring.advance(2)) add_values(c, a, place, ring, weights + n * 64);
+  add_values(c, a, place, ring);
 }
 
 // An item's record, straight to where the helpers of all SMs read it.
@@ -255,13 +249,10 @@ __device__ __forceinline__ void attend_chunk(Consumer& c, const isa::Descriptor&
   a.total = 0;
 #pragma unroll
   for (int n = 0; n < Attention::OWN_TILES * 8; n++) (&a.output[0][0][0])[n] = 0;
-  RingPlace ring = c.ring, awaited = ring;
-  const int before = (place.part >> 1) * min(blocks, 2);  // pages of this item before the first that this warp waits for
-  awaited.advance(before);
-  let_copier_come(c.s, awaited, skipped + before);
+  RingPlace ring = c.ring;
+  let_copier_come(c.s, ring, skipped);
 #pragma unroll 1
-  for (int block = 0; block < blocks; block += 2, ring.advance(4))
-    attend(c, a, place, ring, row, head, first + block, min(blocks - block, 2), task.window);
+  for (int block = 0; block < blocks; block++, ring.advance(2)) attend(c, a, place, ring, row, head, first + block, task.window);
 }
 
 __device__ __forceinline__ void attention(Consumer& c, const isa::Descriptor& task) {
