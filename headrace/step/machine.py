@@ -58,8 +58,8 @@ class Machine:
 def activation_registers(k: int, rows: int, pages: int) -> int:
     """Registers a consumer thread holds its part of the activations of one tile in: bfloat16 [rows, k].
 
-    Up to 8 rows four warps share each of a tile's `pages`, and the other half of the tensor core's 16 rows is
-    empty; for 16 rows all eight do. A warp takes whole blocks of columns, so some may have one less.
+    Up to 4 rows four warps share each of a tile's `pages`, else all eight do. Up to 8 rows the other half
+    of the tensor core's 16 rows is empty. A warp takes whole blocks of columns, so some may have one less.
     """
-    warps, of_block = (4, 4) if rows <= 8 else (8, 8)
+    warps, of_block = 4 if rows < 8 else 8, 4 if rows <= 8 else 8
     return pages * -(-(k // K_BLOCK // pages) // warps) * of_block

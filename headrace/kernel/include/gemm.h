@@ -10,7 +10,8 @@
 //
 // A tile is 8 rows of weights and all K columns, in blocks of 32 columns (headrace/step/layout.py). The warps that
 // share a tile take its blocks in turn: of each page, block b goes to warp b % 8 of eight, or to warp b % 4 of four.
-// The order of every sum is that of eight warps whichever it is, so a row has the same bits at every row capacity:
+// With few rows two groups of four are at two tiles; from 8 on all eight are at one, so that each has half as many
+// activations to put through a norm. The order of every sum is that of eight warps whichever it is, so a row has the same bits at every row capacity:
 // each eighth is summed on its own, even and odd k steps apart, and then eighths 0 to 7 as
 // ((0 + 4) + (1 + 5)) + ((2 + 6) + (3 + 7)).
 #pragma once
@@ -136,7 +137,7 @@ __device__ __forceinline__ void arrange(const Activations<K>& fetched, Activatio
 // Sums of a tile half (8 rows of weights): [half of the pages' blocks][x and z, or y and w]. Where there are eight warps a
 // page has but one half.
 struct Sums {
-  static constexpr int EIGHTS = WIDE ? 2 : 1, PARTS = WIDE ? 1 : 2;
+  static constexpr int EIGHTS = WIDE ? 2 : 1, PARTS = 8 / TILE_WARPS;
   float value[PARTS][2][4];
 };
 
@@ -187,7 +188,7 @@ __device__ __forceinline__ Sums multiply(Consumer& c, RingPlace& ring, const Inp
           ptx::multiply_add(sums.value[0][0], a.at(c, page, begin + i, 0), b[i].x, b[i].z);
           ptx::multiply_add(sums.value[0][1], a.at(c, page, begin + i, 1), b[i].y, b[i].w);
         } else {
-          const int part = (begin + i) & 1;
+          const int part = (begin + i) % Sums::PARTS;
           const uint4 x = a.at(c, page, begin + i);
           ptx::multiply_add(sums.value[part][0], b[i], x.x, x.y);
           ptx::multiply_add(sums.value[part][1], b[i], x.z, x.w);
@@ -276,7 +277,7 @@ __device__ __forceinline__ Results added_up(const Consumer& c, const Turn& turn,
 #pragma unroll
       for (int w = 0; w < 4; w++) {
         q[w] = buffer[first + w][place * Sums::EIGHTS + n][at];
-        if (WIDE) q[w] += buffer[(w + 4) % CONSUMER_WARPS][place * Sums::EIGHTS + n][at];
+        if (TILE_WARPS == 8) q[w] += buffer[(w + 4) % CONSUMER_WARPS][place * Sums::EIGHTS + n][at];
       }
       total[e] = (q[0] + q[1]) + (q[2] + q[3]);
     }

@@ -25,7 +25,7 @@ constexpr int THREADS = CONSUMERS + isa::GROUP_THREADS;
 static_assert(CONSUMERS == isa::CONSUMER_GROUPS * isa::GROUP_THREADS);
 
 constexpr bool WIDE = ROWS > 8;                // the rows fill the tensor core's sixteen
-constexpr int TILE_WARPS = WIDE ? 8 : 4;       // warps that share a tile, each taking part of K
+constexpr int TILE_WARPS = ROWS >= 8 ? 8 : 4;  // warps that share a tile, each taking part of K
 constexpr int TILE_GROUPS = CONSUMER_WARPS / TILE_WARPS;
 constexpr int GROUP = sizes::HEADS / sizes::KV_HEADS;
 constexpr int HEAD_DIM = sizes::HEAD_DIM;
