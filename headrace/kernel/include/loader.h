@@ -54,7 +54,8 @@ __device__ __forceinline__ bool order_at_pace(Loader& l, const isa::Descriptor& 
     const int until = place < places ? pace::orders_before(place, count) : count;
     if (until > given) going = l.order(task, until - given, given == 0, until == count, [&](int n) { return pages_of(given + n); });
     given = until;
-    l.more = place < places ? pace::pages_more(l.p, place, l.lane) : 0;
+    if (place < places && going) going = l.book.wait_for_taken(l.s, l.lane, pace::ORDERS_LEFT);
+    l.more = place < places && going ? pace::pages_more(l.p, place, l.lane) : 0;
   }
   return going;
 }

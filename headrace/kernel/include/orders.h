@@ -32,16 +32,20 @@ struct OrderBook {
     return true;
   }
 
+  // Until the copier has at most `left` orders to take. False if the launch is over.
+  __device__ __forceinline__ bool wait_for_taken(Shared& s, int lane, int left) { return wait_for_room(s, lane, ORDERS - left) > 0; }
+
  private:
-  // How many orders there is room for; 0 if the launch is over.
-  __device__ __forceinline__ int wait_for_room(Shared& s, int lane) {
+  // How many orders there is room for, when it is for `least`; 0 if the launch is over.
+  __device__ __forceinline__ int wait_for_room(Shared& s, int lane, int least = 1) {
     int room = 0;
     if (lane == 0)
       do {
         room = ORDERS - static_cast<int>(made - ptx::load_shared_acquire(ptx::shared_address(&s.orders_taken)));
-      } while (room == 0 && !is_set(s.ended) && !is_set(s.aborted));
+      } while (room < least && !is_set(s.ended) && !is_set(s.aborted));
     __syncwarp();  // a shuffle orders no memory
-    return __shfl_sync(~0u, room, 0);
+    room = __shfl_sync(~0u, room, 0);
+    return room < least ? 0 : room;
   }
 };
 static_assert(ORDERS <= isa::WARP);

@@ -7,9 +7,10 @@
 
 namespace pace {
 
-// With fewer rows the orders, which the loader gives up to ORDERS experts ahead, are out before the SMs part.
-constexpr bool KEPT = ROWS >= 8;
-constexpr int PLACES = KEPT ? isa::PACE_PLACES : 0;
+constexpr int PLACES = isa::PACE_PLACES;
+// The loader comes to a place when the copier has so few orders left before it: it could be ORDERS ahead, which with few
+// rows is before the SMs part; with fewer left, a counter far away could keep the copier waiting.
+constexpr int ORDERS_LEFT = 3;
 // SMs with such a task: as many come to each place in every layer, and all before any comes there in the next.
 constexpr uint32_t RUNNERS = sizes::SMS < sizes::HIDDEN / isa::TILE_ROWS ? sizes::SMS : sizes::HIDDEN / isa::TILE_ROWS;
 
