@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.timeout(120)]
 
 MILLION = 1_000_000
 STEPS = 16
-SETTINGS = [([57], 1), ([57, 64, 120, 1], 4), ([50 + n for n in range(16)], 16)]
+SETTINGS = [([57], 1), ([57, 64, 120, 1], 4)] + [([50 + n for n in range(rows)], rows) for rows in (8, 16)]
 
 
 def deep() -> ModelConfig:
