@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from headrace.kernel.launcher import WatchdogError
 from headrace.kernel.trace import TraceError
 from headrace.kernel.variant import VariantError
 from headrace.model.config import ModelConfig
+from headrace.step.isa import Opcode
 from tests.kernel.test_trace import whole
 
 runner = CliRunner()
@@ -27,7 +29,7 @@ runner = CliRunner()
 @pytest.fixture
 def _recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     def record(config: ModelConfig, point: Point, **_: Any) -> Traced:
-        return Traced(whole(3), recording=2.05, plain=2.0)
+        return Traced(whole(3), {Opcode.O_PROJ: 4.5e6}, recording=2.05, plain=2.0)
 
     monkeypatch.setattr("headrace.bench.traced.trace_decode", record)
 
@@ -40,6 +42,7 @@ def test_a_summary_and_a_file(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     assert "3 steps recorded" in result.stdout
     assert "EXPERT_UP" in result.stdout
+    assert re.search(r"O_PROJ .* 4\.5 +\d+\.\d\d$", result.stdout, re.MULTILINE)
     assert "2.050 ms a step, 2.000 without recording (+2.5%)" in result.stdout
     picture = image.read_text()
     assert picture.startswith("<svg")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -18,15 +18,20 @@ from headrace.kernel.variant import variant_of
 from headrace.model.config import ModelConfig
 from headrace.model.kv import blocks_for
 from headrace.model.progress import Progress
+from headrace.step.isa import Opcode
+from headrace.step.limit import bytes_by_operation
 from headrace.step.pack import pack_synthetic
 from headrace.step.planner import build_plan
 
 
 @dataclass(frozen=True)
 class Traced:
-    """The trace of one launch, and median milliseconds a step of launches with and without recording."""
+    """The trace of one launch, the bytes that each operation reads in a step, and median milliseconds a step
+    with and without recording.
+    """
 
     trace: Trace
+    read: Mapping[Opcode, float]
     recording: float
     plain: float
 
@@ -63,4 +68,7 @@ def trace_decode(
         kernel = Launcher(plan, weights, pool.cache, table_blocks=blocks, trace=trace)
         found = measure(config, point, tables, kernel, bandwidth=1.0, method=method)
         medians.append(statistics.median(found.milliseconds))
-    return Traced(kernel.traced(), medians[1], medians[0])
+    middle = (method.steps - 1) / 2  # of a launch's steps, whose rows move on by one position each
+    positions = [context - 1 + middle for context in point.contexts]
+    read = bytes_by_operation(config, positions, found.experts)
+    return Traced(kernel.traced(), read, medians[1], medians[0])

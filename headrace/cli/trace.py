@@ -37,7 +37,7 @@ def trace(
     from headrace.bench.traced import trace_decode
     from headrace.kernel.trace_events import write_events
     from headrace.kernel.trace_picture import in_words, timeline_of
-    from headrace.kernel.trace_summary import lines
+    from headrace.kernel.trace_summary import lines, memory_lines
     from headrace.model.synthetic import preset
     from headrace.step.draw import write_picture
 
@@ -53,7 +53,7 @@ def trace(
             progress=bars,
             tell=console.err.print,
         )
-    for line in lines(traced.trace):
+    for line in (*lines(traced.trace), "", *memory_lines(traced.trace, traced.read)):
         console.out.print(line, markup=False, soft_wrap=True)
     console.out.print(
         f"\nby the wall clock {traced.recording:.3f} ms a step, {traced.plain:.3f} without recording "

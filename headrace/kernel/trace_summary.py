@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -179,6 +179,28 @@ def lines(trace: Trace) -> Iterator[str]:
     for hop in hops(trace):
         figures = (f"{hop.exposed:.1f}", f"{hop.each:.2f}", f"{hop.slowest:.2f}", f"{hop.latency:.2f}")
         yield _row(hop.counter, str(hop.hops), *figures)
+
+
+def memory_lines(trace: Trace, read: Mapping[Opcode, float]) -> Iterator[str]:
+    """How fast each operation's pages are asked for, as text: `read` has the bytes of a step, of all SMs.
+
+    The copiers of all SMs are at it side by side, so the rate is the bytes over the time of one, in which
+    waits for a free slot of the ring and for an order are: who is far below the memory's bandwidth names the
+    operation in which memory rests.
+    """
+    yield "its copier: MB that all SMs read in a step, and TB/s (no task: nothing was ordered)"
+    yield _row("operation", "tasks", "total", "no task", "MB", "TB/s")
+    at_work = bytes_read = 0.0
+    for time in operation_times(trace, trace.copiers):
+        if not (size := read.get(Opcode[time.operation], 0.0)):
+            continue
+        at_work, bytes_read = at_work + time.total, bytes_read + size
+        yield _memory_row(time.operation, f"{time.tasks:.1f}", time.total, f"{time.queue:.1f}", size)
+    yield _memory_row("all", "", at_work, "", bytes_read)
+
+
+def _memory_row(operation: str, tasks: str, total: float, queue: str, size: float) -> str:
+    return _row(operation, tasks, f"{total:.1f}", queue, f"{size / 1e6:.1f}", f"{size / total / 1e6:.2f}")
 
 
 def _rows(times: list[OperationTime]) -> Iterator[str]:

@@ -6,10 +6,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from headrace.model.config import ModelConfig, MoEMLP
-from headrace.step.isa import ELEMENT_BYTES
+from headrace.step.isa import ELEMENT_BYTES, Opcode
 from headrace.step.weights import Kind, Matrix, weight_map
 
 _ROUTED = (Kind.EXPERT_UP, Kind.EXPERT_DOWN)
+_READ_BY = {
+    Kind.EMBEDDING: Opcode.LM_HEAD,  # where it is the head
+    Kind.HEAD: Opcode.LM_HEAD,
+    Kind.QKV: Opcode.QKV_PROJ,
+    Kind.O: Opcode.O_PROJ,
+    Kind.ROUTER: Opcode.ROUTER,
+    Kind.EXPERT_UP: Opcode.EXPERT_UP,
+    Kind.EXPERT_DOWN: Opcode.EXPERT_DOWN,
+    Kind.FFN_UP: Opcode.FFN_UP,
+    Kind.FFN_DOWN: Opcode.FFN_DOWN,
+    Kind.SHARED_UP: Opcode.FFN_UP,
+    Kind.SHARED_DOWN: Opcode.FFN_DOWN,
+}
 _NORM_BYTES = 4  # of an element
 
 
@@ -42,6 +55,28 @@ def step_bytes(config: ModelConfig, positions: Sequence[float], experts: float) 
     rows = len(positions) * config.hidden_size * ELEMENT_BYTES  # of the embedding
     norms = config.hidden_size * _NORM_BYTES * len(weight_map(config).norms)
     return StepBytes(static + rows + norms, experts * expert_bytes(config), kv_bytes(config, positions))
+
+
+def bytes_by_operation(
+    config: ModelConfig, positions: Sequence[float], experts: float
+) -> dict[Opcode, float]:
+    """The bytes of `step_bytes` by the operation that reads them, but for those of norms, which several read.
+
+    Raises ValueError as `step_bytes` does.
+    """
+    expert_bytes(config)
+    matrices = weight_map(config).matrices
+    routed = sum(kind is Kind.EXPERT_UP for kind, _ in matrices)
+    read = {
+        Opcode.EMBED: float(len(positions) * config.hidden_size * ELEMENT_BYTES),
+        Opcode.ATTENTION: kv_bytes(config, positions),
+    }
+    for (kind, _), matrix in matrices.items():
+        if kind in _ROUTED or _is_static(kind, config):
+            times = experts / routed if kind in _ROUTED else 1
+            operation = _READ_BY[kind]
+            read[operation] = read.get(operation, 0.0) + times * _bytes(matrix)
+    return read
 
 
 def expert_bytes(config: ModelConfig) -> int:

@@ -13,7 +13,7 @@ import pytest
 from headrace.kernel.trace import Lane, Trace, read_trace
 from headrace.kernel.trace_events import name_of, write_events
 from headrace.kernel.trace_picture import in_words, timeline_of
-from headrace.kernel.trace_summary import hops, kind_of, lines, operation_times
+from headrace.kernel.trace_summary import hops, kind_of, lines, memory_lines, operation_times
 from headrace.step.draw import write_picture
 from headrace.step.isa import Field, Opcode
 from headrace.step.planner import build_plan
@@ -99,6 +99,18 @@ def test_the_summary_as_text() -> None:
     assert any(line.startswith("all ") for line in text)
     assert any(line.startswith("qkv ") for line in text)
     assert all(len(line) <= 110 for line in text)
+
+
+def test_the_rate_at_which_an_operations_pages_are_asked_for() -> None:
+    """A copier is half a microsecond at each task: at five of O and four of the experts' up."""
+    head, columns, *rows = memory_lines(whole(), {Opcode.O_PROJ: 4.5e6, Opcode.EXPERT_UP: 9e6})
+    assert head.startswith("its copier")
+    assert columns.split()[-2:] == ["MB", "TB/s"]
+    assert [row.split() for row in rows] == [
+        ["O_PROJ", "5.0", "2.5", "0.5", "4.5", "1.80"],
+        ["EXPERT_UP", "4.0", "2.0", "0.4", "9.0", "4.50"],
+        ["all", "4.5", "13.5", "3.00"],
+    ]
 
 
 def events(trace: Trace, steps: list[int], sms: list[int]) -> list[dict[str, object]]:

@@ -10,7 +10,15 @@ import torch
 from headrace.model.config import KVGroup, MoEMLP
 from headrace.model.memory import active_parameter_count, kv_bytes_per_token
 from headrace.model.presets import PRESETS
-from headrace.step.limit import StepBytes, expert_bytes, kv_bytes, step_bytes, uniform_experts
+from headrace.step.isa import Opcode
+from headrace.step.limit import (
+    StepBytes,
+    bytes_by_operation,
+    expert_bytes,
+    kv_bytes,
+    step_bytes,
+    uniform_experts,
+)
 
 NORTH = PRESETS["north-mini-code"]
 ROUTED = [layer.mlp for layer in NORTH.layers if isinstance(layer.mlp, MoEMLP)]
@@ -33,6 +41,28 @@ def test_keys_and_values_before_the_row_within_its_window() -> None:
     assert NORTH.window == 4096
     assert kv_bytes(NORTH, [100]) == 100 * (full + sliding)
     assert kv_bytes(NORTH, [8191, 100]) == (8191 + 100) * full + (4095 + 100) * sliding
+
+
+@pytest.mark.parametrize("name", ["north-mini-code", "llama-3.2-1b", "smollm2-135m"])
+def test_operations_read_all_but_the_norms(name: str) -> None:
+    config = PRESETS[name]
+    norms = 4 * config.hidden_size * (config.num_layers * (1 if config.parallel_block else 2) + 1)
+    experts = 500 if name == "north-mini-code" else 0
+    read = bytes_by_operation(config, [100, 8191], experts)
+    assert sum(read.values()) == pytest.approx(
+        step_bytes(config, [100, 8191], experts).total - norms, rel=1e-12
+    )
+
+
+def test_what_each_operation_of_north_reads() -> None:
+    read = bytes_by_operation(NORTH, [100, 8191], experts=500)
+    assert read[Opcode.QKV_PROJ] == 49 * (32 + 4 + 4) * 128 * 2048 * 2
+    assert read[Opcode.O_PROJ] == 49 * 2048 * 4096 * 2
+    assert read[Opcode.EXPERT_UP] == pytest.approx(500 * 2 * 768 * 2048 * 2)
+    assert read[Opcode.EXPERT_DOWN] == pytest.approx(500 * 768 * 2048 * 2)
+    assert read[Opcode.ROUTER] == 48 * 128 * 2048 * 2
+    assert read[Opcode.EMBED] == 2 * 2048 * 2
+    assert read[Opcode.LM_HEAD] == NORTH.vocab_size * 2048 * 2
 
 
 def test_experts_of_uniform_routing() -> None:
