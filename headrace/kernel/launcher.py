@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -46,7 +46,8 @@ class Launcher:
     """A plan's kernel with its weights and KV pages, all on the current GPU.
 
     `timeout` bounds every wait within the kernel, in seconds, up to LONGEST_WAIT. `trace` records what every
-    SM does when: see `headrace.kernel.trace`. One launch at a time.
+    SM does when: see `headrace.kernel.trace`. `headers` by name take the place of the kernel's own, to try
+    others. One launch at a time.
     """
 
     def __init__(
@@ -59,12 +60,14 @@ class Launcher:
         strict: bool = False,
         timeout: float = 1.0,
         trace: bool = False,
+        headers: Mapping[str, str] | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> None:
         if not 0 < timeout <= LONGEST_WAIT:
             raise ValueError(f"a wait may take up to {LONGEST_WAIT} seconds, not {timeout}")
         self.plan = plan
-        self.binary = build(variant_of(plan, strict=strict, trace=trace), progress=progress)
+        variant = variant_of(plan, strict=strict, trace=trace).replaced(headers or {})
+        self.binary = build(variant, progress=progress)
         self._kernel = DecodeKernel(self.binary.cubin)
         self._weights, self._cache = weights, cache
         self._timeout = timeout

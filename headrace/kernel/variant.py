@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from headrace.kernel.records import (
@@ -38,6 +39,10 @@ class Variant:
     """The generated headers by name: the whole input of a compilation besides the fixed headers."""
 
     headers: dict[str, str]
+
+    def replaced(self, headers: Mapping[str, str]) -> Variant:
+        """With these in place of the fixed headers of the same names, or beside them."""
+        return Variant({**headers, **self.headers})
 
 
 def variant_of(plan: Plan, *, strict: bool = False, trace: bool = False) -> Variant:
