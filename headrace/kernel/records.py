@@ -130,8 +130,10 @@ TRACE_LINE = np.dtype(
         ("inputs", "<u4"),
         ("step", "<u4"),
         ("task", "<u4"),
+        ("zero", "<u4"),  # so that a line goes out in two stores
     ]
 )
+TRACE_LINE_ALIGNMENT = 16
 # The same moment on the clock that all SMs share, and on the SM's own.
 TRACE_ANCHOR = np.dtype([("nanoseconds", "<u8"), ("cycles", "<u4"), ("zero", "<u4")])
 TRACE_LANES = 5  # copier, consumers, publisher, loader, helper
@@ -142,10 +144,10 @@ ABSENT = -2  # a token of the ring: the row had ended
 _TYPES = {"<i4": "int32_t", "<f4": "float", "<f8": "double", "<u8": "uint64_t", "<u4": "uint32_t"}
 
 
-def struct(name: str, dtype: np.dtype[np.void]) -> Iterator[str]:
-    """The lines of a C++ struct with the layout of a record."""
+def struct(name: str, dtype: np.dtype[np.void], *, alignment: int = 0) -> Iterator[str]:
+    """The lines of a C++ struct with the layout of a record, aligned to more than its members are."""
     assert dtype.fields is not None
-    yield f"struct {name} {{\n"
+    yield f"struct {f'alignas({alignment}) ' if alignment else ''}{name} {{\n"
     for field, (kind, *_) in dtype.fields.items():
         extent = f"[{kind.shape[0]}]" if kind.shape else ""
         yield f"  {_TYPES[kind.base.str]} {field}{extent};\n"

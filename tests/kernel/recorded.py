@@ -55,7 +55,7 @@ class Recording:
         """One line of any but the publisher: ready, taken, seen, end; the wait for inputs."""
         clocks = [self.cycles(sm, moment) for moment in moments]
         waited = round(inputs * 1e3 * GIGAHERTZ)
-        self.lines[sm, lane, step * self.tasks + task] = (*clocks, waited, step, task)
+        self.lines[sm, lane, step * self.tasks + task] = (*clocks, waited, step, task, 0)
 
     def signal(self, sm: int, counter: int, taken: float, end: float) -> None:
         """The publisher's next line."""
